@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from duetime.domain.text import name_function
+from duetime.engine.threads import call_in_thread
 from duetime.errors import StartupFailed
 from duetime.telemetry.events import log_event
 
@@ -119,22 +120,12 @@ async def call_through(
 async def _call(hook: Callable[..., Any], *args: Any) -> None:
     """Call a hook: an async one on the event loop, a sync one in a thread."""
     if not inspect.iscoroutinefunction(hook):
-        answer, error = await asyncio.to_thread(_caught, hook, args)
-        if error is not None:
-            raise error
+        answer = await call_in_thread(hook, *args)
         if not inspect.isawaitable(answer):
             return
     else:
         answer = hook(*args)
     await answer
-
-
-def _caught(hook: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
-    # StopIteration and SystemExit cannot be raised through a future.
-    try:
-        return hook(*args), None
-    except BaseException as error:  # noqa: BLE001
-        return None, error
 
 
 def _is_cancellation_of_worker(error: BaseException) -> bool:

@@ -36,6 +36,7 @@ from duetime.engine.executor import (
 )
 from duetime.engine.hooks import Hooks, call_through
 from duetime.engine.stacks import stack_of_task, stack_of_thread
+from duetime.engine.threads import catch
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
 from duetime.telemetry.events import log_event
@@ -477,9 +478,7 @@ class Runners:
     async def _run_in_thread(self, running: Running, /, **kwargs: Any) -> Any:
         running.in_thread = True
         run = contextvars.copy_context().run
-        future = self._loop.run_in_executor(
-            self._threads, lambda: _call_in_thread(run, running, kwargs)
-        )
+        future = self._loop.run_in_executor(self._threads, _call_in_thread, run, running, kwargs)
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -628,9 +627,5 @@ def _override_options(jobs: Sequence[ClaimedJob], task: TaskDefinition) -> None:
 def _call_in_thread(
     run: Callable[..., Any], running: Running, kwargs: dict[str, Any]
 ) -> tuple[Any, BaseException | None]:
-    # StopIteration and SystemExit cannot be raised through a future.
     running.thread_id = threading.get_ident()
-    try:
-        return run(lambda: running.task.function(**kwargs)), None
-    except BaseException as error:  # noqa: BLE001
-        return None, error
+    return catch(run, partial(running.task.function, **kwargs))

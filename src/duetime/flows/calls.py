@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ import msgspec
 from duetime.domain.jobs.outcome import Completed, Outcome
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.domain.jobs.task import TaskDefinition, result_type
+from duetime.engine.threads import call_in_thread
 from duetime.errors import InvalidInput
 
 _known: WeakKeyDictionary[Any, StepFunction] = WeakKeyDictionary()
@@ -84,8 +84,7 @@ class StepFunction:
     async def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.is_async:
             return await self.function(*args, **kwargs)
-        run = copy_context().run
-        value = await asyncio.to_thread(run, self.function, *args, **kwargs)
+        value = await call_in_thread(self.function, *args, **kwargs)
         # A plain function may return an awaitable, such as a lambda that calls an async one.
         return await value if inspect.isawaitable(value) else value
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +12,7 @@ from duetime.domain.flows.flow import StepState
 from duetime.domain.flows.graph import MAX_ITEMS, GraphKind, Shape
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.context import Context
+from duetime.engine.threads import call_in_thread
 from duetime.storage.flows.graphs import GraphRun, Output
 
 Outputs = Mapping[tuple[int, int], Output]
@@ -39,8 +38,7 @@ class StepCode(NamedTuple):
             kwargs = {**kwargs, definition.context_name: ctx}
         if definition.is_async:
             return await definition.function(**kwargs)
-        run = copy_context().run
-        return await asyncio.to_thread(run, lambda: definition.function(**kwargs))
+        return await call_in_thread(definition.function, **kwargs)
 
 
 class GraphCode:

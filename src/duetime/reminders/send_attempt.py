@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -28,6 +27,7 @@ from duetime.domain.reminders.delivery import (
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.engine.context import Context
+from duetime.engine.threads import call_in_thread
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.recipients import RecipientStatements
 from duetime.storage.reminders.sends import SendStatements
@@ -214,7 +214,7 @@ class SendAttempt:
         address, key = route.address, self.known(route.channel).key
         if self._outgoing.template is None:
             return self._outgoing.make(address, key)
-        return await asyncio.to_thread(self._outgoing.make, address, key)
+        return await call_in_thread(self._outgoing.make, address, key)
 
     def _is_due(self, channel: str) -> bool:
         next_at = self.known(channel).next_at
@@ -327,7 +327,7 @@ async def _call(handler: Callable[..., Any], what: Any, ctx: Context) -> Any:
     args = (what,) if context_name(handler) is None else (what, ctx)
     if inspect.iscoroutinefunction(handler):
         return await handler(*args)
-    return await asyncio.to_thread(handler, *args)
+    return await call_in_thread(handler, *args)
 
 
 def _explain_outcome(outcome: Retry | Discard) -> Reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from duetime.channels.channel import Message, NotSent
 from duetime.domain.reasons import Reason
 from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, put, told
 from tests.conftest import Backend
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 HOSTILE = {
     "a NUL": "CA\x0017",
@@ -168,6 +169,24 @@ def test_a_sync_handlers_transaction_records_the_reminder(app: Duetime) -> None:
 
     assert seen == ["sent"]
     assert reminder.external_id == "call-1"
+
+
+async def test_a_sync_handler_that_raises_stop_iteration_is_tried_again(app: Duetime) -> None:
+    tries: list[int] = []
+
+    @app.on_reminder(retry=Constant("1m"))
+    def call(reminder: Reminder) -> Sent:
+        tries.append(reminder.id)
+        if len(tries) == 1:
+            raise StopIteration
+        return Sent("call-2")
+
+    async with app.testing(now=START) as world, asyncio.timeout(PATIENCE):
+        await put(app, "ann")
+        await world.advance("3h")
+        reminder = await only(app)
+
+    assert (reminder.status, reminder.external_id) == ("sent", "call-2")
 
 
 async def test_the_digest_handlers_transaction_records_all_that_is_in_it(app: Duetime) -> None:

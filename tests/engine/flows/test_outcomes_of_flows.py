@@ -149,3 +149,33 @@ async def test_a_cancellation_that_nobody_requested_is_an_error_like_any_other(
 
     assert result == "CancelledError"
     assert calls == ["step"] * 3 + ["flow"] * 3
+
+
+def find_nothing() -> None:
+    raise StopIteration
+
+
+async def test_a_step_that_raises_stop_iteration_fails_like_a_task_that_does(
+    app: Duetime,
+) -> None:
+    task = app.task(retry=SOON, name="task")(find_nothing)
+    graph = app.graph("graph", retry=SOON)
+    graph.step(find_nothing)
+
+    @app.flow(retry=SOON)
+    async def flow(flow: Flow) -> None:
+        await flow.step(find_nothing)
+
+    @app.flow(retry=SOON)
+    async def mapped(flow: Flow) -> None:
+        await flow.map(lambda _: next(iter(())), [1, 2])
+
+    async with app.worker():
+        failures = []
+        for job in (await task.enqueue(), *[await one.start() for one in (graph, flow, mapped)]):
+            with pytest.raises(JobFailed, match="StopIteration") as failed:
+                await job.result("20s")
+            failures.append(failed.value.error)
+
+    assert failures[0] is not None
+    assert all(failures[0] in str(error) for error in failures)
