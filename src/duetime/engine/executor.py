@@ -78,7 +78,7 @@ def warn_of_ignored_outcome(job: ClaimedJob, value: Any) -> None:
     """The handler raised this after its own transaction had completed the job."""
     kind = type(value)
     if issubclass(kind, BaseException) and not issubclass(kind, Completed):
-        _log_ignored(job, kind.__name__, _message_of(value))
+        _log_ignored(job, kind.__name__, message_of(value))
 
 
 def mark_completed(finished: FinishedJob) -> None:
@@ -164,7 +164,7 @@ def write_json(value: Any, *, what: str, most: int = MAX_RESULT_BYTES) -> str:
     except InvalidInput:
         raise
     except Exception as error:
-        message = f"The {what} cannot be written as JSON: {_message_of(error)}."
+        message = f"The {what} cannot be written as JSON: {message_of(error)}."
         raise InvalidInput(message) from error
     if len(raw) > most:
         raise InvalidInput(
@@ -188,18 +188,22 @@ def _retry(
         try:
             wait = task.options.retry.delay(finished.job.attempt, value, random)
             after = parse_duration(wait, name="the retry's delay")
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - a policy may raise anything
             # A broken retry policy must neither lose the job nor retry it without a delay.
             finished.outcome = AttemptOutcome.DEAD
-            failed = f"its retry policy failed: {type(error).__name__}: {_message_of(error)}"
+            failed = f"its retry policy failed: {type(error).__name__}: {message_of(error)}"
             finished.error = _storable(f"{finished.message}; and {failed}", _MAX_ERROR)
             return
     finished.again_after = after
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether the current task was cancelled. A `CancelledError` without that is an error like any
-    other: what the handler awaited was cancelled, or it raised the error itself."""
+    """Whether the current task was cancelled, or was closed with its event loop. A `CancelledError`
+    without that is an error like any other: what the handler awaited was cancelled, or it raised
+    the error itself."""
+    if isinstance(error, GeneratorExit):
+        # Nothing may be awaited any more.
+        return True
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and bool(task and task.cancelling())
 
@@ -218,7 +222,7 @@ def code_of_error(error: BaseException) -> str:
         return "timed_out"
     try:
         code = getattr(error, "code", None)
-    except Exception:  # noqa: BLE001 - an error's own code may fail
+    except BaseException:  # noqa: BLE001 - an error's own code may fail
         code = None
     # Some libraries have a method of this name.
     return str(code) if code and isinstance(code, str | int) else type(error).__name__
@@ -238,7 +242,7 @@ def _describe_error(finished: FinishedJob, error: BaseException, *, code: str) -
             lines = tracebacks.format_exception(
                 type(error), error, handler_frames(error.__traceback__)
             )
-        except Exception:  # noqa: BLE001
+        except BaseException:  # noqa: BLE001 - the same
             return
         finished.traceback = _storable("".join(lines), _MAX_TRACEBACK)
 
@@ -246,7 +250,7 @@ def _describe_error(finished: FinishedJob, error: BaseException, *, code: str) -
 def _message_with_causes(error: BaseException, code: str) -> str:
     """The error's message. With its class, unless the code is the class, and with its causes,
     unless the message contains them, as SQLAlchemy's do."""
-    text, name = _message_of(error), type(error).__name__
+    text, name = message_of(error), type(error).__name__
     if isinstance(error, TimedOut):
         return text
     if code != name and text != name and not isinstance(error, DuetimeError | Outcome):
@@ -255,7 +259,7 @@ def _message_with_causes(error: BaseException, code: str) -> str:
     for _ in range(_MAX_CAUSES):
         if cause is None:
             break
-        message, name = _message_of(cause), type(cause).__name__
+        message, name = message_of(cause), type(cause).__name__
         if message.partition("\n")[0] not in text:
             text += f"; caused by {message if message == name else f'{name}: {message}'}"
         cause = cause.__cause__
@@ -269,13 +273,13 @@ def _give_reason(finished: FinishedJob, outcome: Outcome, *, code: str) -> None:
         finished.error_code, finished.error = given.code, None
         finished.facts = msgspec.json.encode(given.facts).decode() if given.facts else None
     elif finished.error is None:
-        finished.error_code, finished.error = code, _storable(_message_of(outcome), _MAX_ERROR)
+        finished.error_code, finished.error = code, _storable(message_of(outcome), _MAX_ERROR)
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - an error may fail to describe itself
+    except BaseException:  # noqa: BLE001 - an error may fail to describe itself
         return f"{type(error).__name__} (it cannot be shown as text)"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from duetime.domain.text import name_function
+from duetime.engine.executor import message_of
 from duetime.engine.threads import call_in_thread
 from duetime.errors import StartupFailed
 from duetime.telemetry.events import log_event
@@ -144,6 +145,6 @@ def _log_failure(kind: str, hook: Callable[..., Any], error: BaseException) -> N
         "The %(hook)s hook %(function)s failed: %(error)s",
         hook=kind,
         function=name_function(hook),
-        error=str(error) or type(error).__name__,
+        error=message_of(error),
         exc_info=error,
     )

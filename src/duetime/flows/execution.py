@@ -22,7 +22,7 @@ from duetime.errors import (
 from duetime.flows.calls import result_of
 from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
-from duetime.flows.replay import Policy, Replay, Replayed, Suspended
+from duetime.flows.replay import Policy, Replay, Suspended
 from duetime.flows.steps import undo
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def advance_run(
             # No later attempt can help; the run keeps its place until the code is mended.
             await recorder.record(ctx, replay.fail(error))
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             if is_cancelled(error):
                 raise
             is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
@@ -149,9 +149,10 @@ async def undo_run(
         await definition.call(replay, args)
     except FlowChanged:
         raise
-    except (Exception, Replayed, Suspended):  # noqa: BLE001
+    except BaseException as error:
         # Whatever it raises, it raised before.
-        pass
+        if is_cancelled(error):
+            raise
     known = {compensation.seq for compensation in replay.compensations}
     for record in loaded.steps.values():
         if record.seq < 0 and record.seq not in known:

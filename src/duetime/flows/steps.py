@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from duetime.flows.replay import (
     WAITING,
     Compensation,
     Replay,
+    Replayed,
     Suspended,
     is_over,
 )
@@ -39,6 +40,8 @@ NO_DEFAULT: Any = object()
 _IN_PLACE = timedelta(seconds=1)
 """A retry that is due so soon is waited for; else the run is suspended."""
 _TIMED_OUT = "timed_out"
+_PASSED_ON = (ClaimLost, TransientError, Suspended, Replayed)
+"""What does not say that a step has failed."""
 
 
 async def call_step(
@@ -70,9 +73,9 @@ async def call_step(
                     step = _make_step(replay, seq, attempt)
                     value = await result_of(called.call(args, kwargs, step))
                 output = _encode(name, value)
-            except (ClaimLost, TransientError):
+            except _PASSED_ON:
                 raise
-            except (Exception, asyncio.CancelledError) as error:
+            except BaseException as error:
                 if is_cancelled(error):
                     raise
                 wait = replay.retry_after(called.retry or replay.policy, attempt, error)
@@ -126,9 +129,9 @@ async def call_in_transaction(
             done.output = None if output is None else msgspec.Raw(output.encode())
             done.finished = replay.ctx.elapsed_us
         return _decode(called.decoder, output)
-    except (ClaimLost, TransientError):
+    except _PASSED_ON:
         raise
-    except (Exception, asyncio.CancelledError) as error:
+    except BaseException as error:
         if is_cancelled(error):
             raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
@@ -269,9 +272,9 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
     try:
         await result_of(called.call(args, kwargs, _make_step(replay, seq, attempt)))
         done = replay.new_record(seq, "compensation", name, COMPLETED, None, attempt, started)
-    except (ClaimLost, TransientError):
+    except _PASSED_ON:
         raise
-    except (Exception, asyncio.CancelledError) as error:
+    except BaseException as error:
         if is_cancelled(error):
             raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
@@ -303,8 +306,13 @@ def _make_step(replay: Replay, seq: int, attempt: int) -> Step:
     return Step(replay.run_id, seq, key=f"{replay.ctx.key}_{seq}", attempt=attempt)
 
 
+class _Exit(NamedTuple):
+    error: BaseException
+
+
 async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
-    results = await asyncio.gather(*calls, return_exceptions=True)
+    results = await asyncio.gather(*map(_catch_exit, calls), return_exceptions=True)
+    results = [result.error if isinstance(result, _Exit) else result for result in results]
     errors = [result for result in results if isinstance(result, BaseException)]
     for error in errors:
         # A branch that waits comes before one that failed: the other may go on meanwhile.
@@ -313,6 +321,14 @@ async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
     if errors:
         raise errors[0]
     return tuple(results)
+
+
+async def _catch_exit(call: Awaitable[Any]) -> Any:
+    """A task raises these out of its event loop as well, which would end the worker."""
+    try:
+        return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Exit(error)
 
 
 def _encode(name: str, value: Any) -> str | None:

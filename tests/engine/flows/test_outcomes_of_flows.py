@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from duetime import (
     Snooze,
     StepFailed,
 )
+from duetime.domain.flows.flow import StepState
 from duetime.domain.jobs.job import JobState
 from duetime.domain.jobs.outcome import Outcome
 
@@ -139,6 +141,8 @@ async def test_a_cancellation_that_nobody_requested_is_an_error_like_any_other(
 
     @app.flow(retry=SOON)
     async def unhandled(flow: Flow) -> None:
+        flow.on_failure(calls.append, "undone")
+        await flow.step(asyncio.sleep, 0)
         await cancelled("flow")
 
     async with app.worker():
@@ -148,7 +152,8 @@ async def test_a_cancellation_that_nobody_requested_is_an_error_like_any_other(
             await (await unhandled.start()).result()
 
     assert result == "CancelledError"
-    assert calls == ["step"] * 3 + ["flow"] * 3
+    # To be undone, it is replayed once more.
+    assert calls == ["step"] * 3 + ["flow"] * 3 + ["flow", "undone"]
 
 
 def find_nothing() -> None:
@@ -179,3 +184,69 @@ async def test_a_step_that_raises_stop_iteration_fails_like_a_task_that_does(
 
     assert failures[0] is not None
     assert all(failures[0] in str(error) for error in failures)
+
+
+async def step_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    await flow.step(leave, 1)
+
+
+async def map_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    await flow.map(leave, [1, 2])
+
+
+async def gather_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    await flow.gather(flow.step(leave, 1), flow.step(leave, 2))
+
+
+async def branch_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    async def branch() -> Any:
+        await flow.step(asyncio.sleep, 0)
+        return leave(1)
+
+    await flow.gather(branch(), branch())
+
+
+async def transaction_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    await flow.transaction(leave)
+
+
+async def flow_exits(flow: Flow, leave: Callable[..., Any]) -> Any:
+    leave(1)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "body", [step_exits, map_exits, gather_exits, branch_exits, transaction_exits, flow_exits]
+)
+async def test_a_flow_that_exits_fails_and_the_worker_continues(
+    app: Duetime, body: Callable[..., Any], error: type[BaseException]
+) -> None:
+    undone: list[str] = []
+
+    def leave(_: Any) -> None:
+        raise error("goodbye")
+
+    def undo_and_leave(what: str) -> None:
+        undone.append(what)
+        raise error("goodbye")
+
+    @app.flow(retry=SOON)
+    async def exits(flow: Flow) -> Any:
+        flow.on_failure(undone.append, "first")
+        flow.on_failure(undo_and_leave, "second")
+        await body(flow, leave)
+
+    @app.flow
+    async def plain(flow: Flow) -> str:
+        return await flow.step(str, 5)
+
+    async with app.worker():
+        run = await exits.start()
+        with pytest.raises(JobFailed, match="goodbye") as failed:
+            await run.result("20s")
+        steps = [step.state for step in await run.steps() if step.name == "leave"]
+        assert await (await plain.start()).result("20s") == "5"
+
+    assert failed.value.state is JobState.DEAD
+    assert undone == ["second", "first"]
+    assert set(steps) <= {StepState.FAILED}

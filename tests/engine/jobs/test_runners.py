@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-from duetime import Constant, Context, Duetime, JobState
+from duetime import Constant, Context, Custom, Duetime, JobState
 from duetime.engine import runners
 from tests.conftest import Backend, query
 from tests.log_events import event_of
@@ -108,6 +108,44 @@ async def test_no_handler_can_end_its_runner(app: Duetime) -> None:
 
             assert (job.state, job.error_code) == (state, code), handler.__name__
             assert await (await plain.enqueue()).result("30s") == "still here"
+
+
+class Mute(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit("no words")
+
+    @property
+    def code(self) -> str:
+        raise SystemExit("no code")
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt, Mute])
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+async def test_no_retry_policy_and_no_error_hook_can_end_its_runner(
+    app: Duetime, error: type[BaseException]
+) -> None:
+    def fail(attempt: int, failure: BaseException | None) -> str:
+        raise error
+
+    @app.on_error
+    async def report(ctx: Context, failure: BaseException, will_retry: bool) -> None:
+        raise error
+
+    @app.task(retry=Custom(fail, max_attempts=3))
+    async def broken() -> None:
+        raise ValueError("first")
+
+    @app.task
+    async def plain() -> str:
+        return "still here"
+
+    async with app.worker(concurrency=1):
+        handle = await broken.enqueue()
+        assert await (await plain.enqueue()).result("30s") == "still here"
+        job = await handle.get()
+
+    assert (job.state, job.error_code) == (JobState.DEAD, "ValueError")
+    assert f"first; and its retry policy failed: {error.__name__}" in (job.error or "")
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
