@@ -79,8 +79,7 @@ async def call_step(
                 if is_cancelled(error):
                     raise
                 wait = replay.retry_after(called.retry or replay.policy, attempt, error)
-                if isinstance(error, Snooze):
-                    attempt -= 1
+                attempt -= isinstance(error, Snooze)
                 if wait is None:
                     await replay.record(replay.failed_record(seq, name, attempt, error, started))
                     raise _failed_as(replay, name, seq, error) from error
@@ -135,6 +134,7 @@ async def call_in_transaction(
         if is_cancelled(error):
             raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        attempt -= isinstance(error, Snooze)
         failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
         failed.kind = "transaction"
         if wait is None:
@@ -278,6 +278,7 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
         if is_cancelled(error):
             raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        attempt -= isinstance(error, Snooze)
         done = replay.failed_record(seq, name, attempt, error, started, wait=wait)
         done.kind = "compensation"
         if wait is None:

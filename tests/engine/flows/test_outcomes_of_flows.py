@@ -19,6 +19,7 @@ from duetime import (
     Retry,
     Snooze,
     StepFailed,
+    current_step,
 )
 from duetime.domain.flows.flow import StepState
 from duetime.domain.jobs.job import JobState
@@ -97,6 +98,36 @@ async def test_a_flow_that_snoozes_uses_up_no_attempt(app: Duetime) -> None:
 
     async with app.worker():
         assert await (await order.start()).result() == 6
+
+
+@pytest.mark.parametrize("way", ["step", "transaction", "compensation"])
+async def test_a_step_that_snoozes_uses_up_no_attempt(app: Duetime, way: str) -> None:
+    attempts: list[int] = []
+
+    def wait(_: Any) -> None:
+        attempts.append(current_step().attempt)
+        if len(attempts) <= 5:
+            raise Snooze("1ms")
+
+    @app.flow(retry=SOON)
+    async def order(flow: Flow) -> None:
+        if way == "step":
+            await flow.step(wait, None)
+        elif way == "transaction":
+            await flow.transaction(wait)
+        else:
+            flow.on_failure(wait, None)
+            await flow.step(asyncio.sleep, 0)
+        raise Discard("enough")
+
+    async with app.worker():
+        run = await order.start()
+        with pytest.raises(JobFailed, match="enough"):
+            await run.result()
+        [step] = [step for step in await run.steps() if step.name == "wait"]
+
+    assert attempts == [1] * 6
+    assert (step.state, step.attempt) == (StepState.COMPLETED, 1)
 
 
 @pytest.mark.parametrize(
