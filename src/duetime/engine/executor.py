@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback as tracebacks
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from duetime.domain.jobs.outcome import (
     Retry,
     Snooze,
 )
+from duetime.domain.jobs.retry import RetryPolicy
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.errors import (
@@ -36,6 +38,7 @@ from duetime.telemetry.events import handler_frames, log_event
 log = logging.getLogger("duetime.worker")
 
 MAX_RESULT_BYTES = 64 * 1024
+_MAX_CODE = 200
 _MAX_ERROR = 4_000
 _MAX_TRACEBACK = 20_000
 _MAX_CAUSES = 5
@@ -49,6 +52,15 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 class TimedOut(Exception):
     """The handler took longer than its timeout."""
+
+
+class RetryPolicyFailed(Exception):
+    """An attempt failed, and so did the policy that says when to try again."""
+
+    def __init__(self, error: BaseException, failure: BaseException) -> None:
+        self.code = code_of_error(error)
+        self.failure = f"its retry policy failed: {type(failure).__name__}: {message_of(failure)}"
+        super().__init__(f"{describe_exception(error)}; and {self.failure}")
 
 
 def make_finished_job(
@@ -186,15 +198,23 @@ def _retry(
     after = value.after if isinstance(value, Retry) else None
     if after is None:
         try:
-            wait = task.options.retry.delay(finished.job.attempt, value, random)
-            after = parse_duration(wait, name="the retry's delay")
-        except BaseException as error:  # noqa: BLE001 - a policy may raise anything
+            after = delay_of_retry(task.options.retry, finished.job.attempt, value, random)
+        except RetryPolicyFailed as error:
             # A broken retry policy must neither lose the job nor retry it without a delay.
             finished.outcome = AttemptOutcome.DEAD
-            failed = f"its retry policy failed: {type(error).__name__}: {message_of(error)}"
-            finished.error = _storable(f"{finished.message}; and {failed}", _MAX_ERROR)
+            finished.error = _storable(f"{finished.message}; and {error.failure}", _MAX_ERROR)
             return
     finished.again_after = after
+
+
+def delay_of_retry(
+    policy: RetryPolicy, attempt: int, error: BaseException, random: Random
+) -> timedelta:
+    """How long to wait after a failed attempt; raise `RetryPolicyFailed`."""
+    try:
+        return parse_duration(policy.delay(attempt, error, random), name="the retry's delay")
+    except BaseException as failure:  # noqa: BLE001 - a policy may raise anything
+        raise RetryPolicyFailed(error, failure) from error
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -217,15 +237,18 @@ def is_retryable(error: BaseException, retry_on: tuple[type[BaseException], ...]
 
 
 def code_of_error(error: BaseException) -> str:
-    """A short code for an error: its own, or its class."""
+    """A short code for an error, as it is stored: its own, or its class."""
     if isinstance(error, TimedOut):
         return "timed_out"
+    text = ""
     try:
         code = getattr(error, "code", None)
-    except BaseException:  # noqa: BLE001 - an error's own code may fail
-        code = None
-    # Some libraries have a method of this name.
-    return str(code) if code and isinstance(code, str | int) else type(error).__name__
+        # Some libraries have a method of this name.
+        if code and isinstance(code, str | int):
+            text = str(code)
+    except BaseException:  # noqa: BLE001 - such as a number of too many digits
+        pass
+    return _storable(text or type(error).__name__, _MAX_CODE)
 
 
 def describe_exception(error: BaseException) -> str:
@@ -235,7 +258,7 @@ def describe_exception(error: BaseException) -> str:
 
 def _describe_error(finished: FinishedJob, error: BaseException, *, code: str) -> None:
     finished.exception = error
-    finished.error_code = _storable(code, 200)
+    finished.error_code = code
     finished.error = _storable(_message_with_causes(error, code), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
         try:
@@ -251,7 +274,7 @@ def _message_with_causes(error: BaseException, code: str) -> str:
     """The error's message. With its class, unless the code is the class, and with its causes,
     unless the message contains them, as SQLAlchemy's do."""
     text, name = message_of(error), type(error).__name__
-    if isinstance(error, TimedOut):
+    if isinstance(error, TimedOut | RetryPolicyFailed):
         return text
     if code != name and text != name and not isinstance(error, DuetimeError | Outcome):
         text = f"{name}: {text}"

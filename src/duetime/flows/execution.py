@@ -85,11 +85,14 @@ async def advance_run(
             if is_cancelled(error):
                 raise
             is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
-            if is_final or not replay.retry_later(error):
-                await recorder.record(ctx, replay.fail(error))
+            failure = error if is_final else replay.retry_later(error)
+            if failure is not None:
+                await recorder.record(ctx, replay.fail(failure))
                 # Also for `Retry`: the attempts of its job are those after a crash.
                 ctx.job.max_attempts = ctx.job.attempt
-                raise
+                if failure is error:
+                    raise
+                raise failure from error
         pause = Pause(
             replay.take_unrecorded(),
             Suspension(

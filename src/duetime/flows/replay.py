@@ -11,12 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from duetime.domain.duration import parse_duration
 from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord, StepState
 from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.engine.context import Context
-from duetime.engine.executor import code_of_error, describe_exception, is_retryable
+from duetime.engine.executor import (
+    RetryPolicyFailed,
+    code_of_error,
+    delay_of_retry,
+    describe_exception,
+    is_retryable,
+)
 from duetime.errors import ClaimLost, FlowChanged
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
@@ -230,17 +235,20 @@ class Replay:
         self.record_later(record)
         return self.take_unrecorded()
 
-    def retry_later(self, error: BaseException) -> bool:
+    def retry_later(self, error: BaseException) -> BaseException | None:
         """The function itself raised an error: have it run again later, unless its attempts are
-        used up. Returns whether it does."""
+        used up. Returns the error with which it fails then."""
         attempt = self._failures + (not isinstance(error, Snooze))
-        wait = self.retry_after(self.policy, attempt, error)
+        try:
+            wait = self.retry_after(self.policy, attempt, error)
+        except RetryPolicyFailed as failed:
+            return failed
         if wait is None:
-            return False
+            return error
         record = self.failed_record(0, "flow", attempt, error, self.ctx.elapsed_us, wait=wait)
         record.kind = "error"
         self.record_later(record)
-        return True
+        return None
 
     # Records
 
@@ -318,7 +326,8 @@ class Replay:
         return records
 
     def retry_after(self, given: Policy, attempt: int, error: BaseException) -> timedelta | None:
-        """How long to wait before the next attempt; None: there is none."""
+        """How long to wait before the next attempt (None: there is none); raise
+        `RetryPolicyFailed`."""
         policy, retry_on = given
         if isinstance(error, Snooze):
             return error.after
@@ -329,7 +338,7 @@ class Replay:
                 return error.after
         elif isinstance(error, Outcome) or not is_retryable(error, retry_on):
             return None
-        return parse_duration(policy.delay(attempt, error, RANDOM), name="the retry's delay")
+        return delay_of_retry(policy, attempt, error, RANDOM)
 
     # Suspension
 

@@ -15,7 +15,13 @@ from duetime.domain.flows.flow import StepKind, StepRecord, step_key
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.outcome import Discard, Snooze
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.engine.executor import code_of_error, describe_exception, is_cancelled, write_json
+from duetime.engine.executor import (
+    RetryPolicyFailed,
+    code_of_error,
+    describe_exception,
+    is_cancelled,
+    write_json,
+)
 from duetime.errors import ClaimLost, InvalidInput, SignalTimeout, StepFailed, TransientError
 from duetime.flows.calls import Step, StepFunction, result_of
 from duetime.flows.replay import (
@@ -78,11 +84,11 @@ async def call_step(
             except BaseException as error:
                 if is_cancelled(error):
                     raise
-                wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+                wait, failure = _plan_retry(replay, called, attempt, error)
                 attempt -= isinstance(error, Snooze)
                 if wait is None:
-                    await replay.record(replay.failed_record(seq, name, attempt, error, started))
-                    raise _failed_as(replay, name, seq, error) from error
+                    await replay.record(replay.failed_record(seq, name, attempt, failure, started))
+                    raise _failed_as(replay, name, seq, failure) from error
                 if wait > _IN_PLACE:
                     failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
                     replay.record_later(failed)
@@ -133,13 +139,13 @@ async def call_in_transaction(
     except BaseException as error:
         if is_cancelled(error):
             raise
-        wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        wait, failure = _plan_retry(replay, called, attempt, error)
         attempt -= isinstance(error, Snooze)
-        failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
+        failed = replay.failed_record(seq, name, attempt, failure, started, wait=wait)
         failed.kind = "transaction"
         if wait is None:
             await replay.record(failed)
-            raise _failed_as(replay, name, seq, error) from error
+            raise _failed_as(replay, name, seq, failure) from error
         replay.record_later(failed)
     finally:
         replay.stop()
@@ -277,9 +283,9 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
     except BaseException as error:
         if is_cancelled(error):
             raise
-        wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        wait, failure = _plan_retry(replay, called, attempt, error)
         attempt -= isinstance(error, Snooze)
-        done = replay.failed_record(seq, name, attempt, error, started, wait=wait)
+        done = replay.failed_record(seq, name, attempt, failure, started, wait=wait)
         done.kind = "compensation"
         if wait is None:
             log_event(
@@ -301,6 +307,16 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
 def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any) -> NewJob:
     job: NewJob = task.job(*args, **kwargs)
     return replace(job, **changes)
+
+
+def _plan_retry(
+    replay: Replay, called: StepFunction, attempt: int, error: BaseException
+) -> tuple[timedelta | None, BaseException]:
+    """How long to wait before the next attempt (None: there is none), and the error to record."""
+    try:
+        return replay.retry_after(called.retry or replay.policy, attempt, error), error
+    except RetryPolicyFailed as failed:
+        return None, failed
 
 
 def _make_step(replay: Replay, seq: int, attempt: int) -> Step:

@@ -12,6 +12,7 @@ from duetime import (
     Cancel,
     Completed,
     Constant,
+    Custom,
     Discard,
     Duetime,
     Flow,
@@ -104,7 +105,7 @@ async def test_a_flow_that_snoozes_uses_up_no_attempt(app: Duetime) -> None:
 async def test_a_step_that_snoozes_uses_up_no_attempt(app: Duetime, way: str) -> None:
     attempts: list[int] = []
 
-    def wait(_: Any) -> None:
+    async def wait(_: Any) -> None:
         attempts.append(current_step().attempt)
         if len(attempts) <= 5:
             raise Snooze("1ms")
@@ -281,3 +282,86 @@ async def test_a_flow_that_exits_fails_and_the_worker_continues(
     assert failed.value.state is JobState.DEAD
     assert undone == ["second", "first"]
     assert set(steps) <= {StepState.FAILED}
+
+
+class Surrogate(Exception):
+    code = "\ud800\x00" * 300
+
+
+class ManyDigits(Exception):
+    code = 10**5_000
+
+
+@pytest.mark.parametrize("error", [Surrogate, ManyDigits])
+async def test_a_step_fails_with_its_own_error_whatever_the_code_of_that_is(
+    app: Duetime, error: type[Exception]
+) -> None:
+    @app.task(name="task", retry=SOON)
+    async def fail() -> None:
+        raise error("no stock")
+
+    @app.flow(retry=SOON)
+    async def step(flow: Flow) -> None:
+        await flow.step(fail.definition.function)
+
+    @app.flow(retry=SOON)
+    async def itself(flow: Flow) -> None:
+        await fail.definition.function()
+
+    async with app.worker():
+        codes: list[str | None] = []
+        run = await step.start()
+        for job in (await fail.enqueue(), await itself.start(), run):
+            with pytest.raises(JobFailed, match="no stock") as failed:
+                await job.result()
+            codes.append(failed.value.error_code)
+        [failure] = await run.steps()
+
+    expected = "ManyDigits" if error is ManyDigits else "\\ud800\\0"
+    assert [str(code)[: len(expected)] for code in codes[:2]] == [expected, expected]
+    assert codes[2:] == ["step_failed"]
+    assert (failure.error_code, failure.attempt) == (codes[0], 3)
+
+
+async def test_a_failed_retry_policy_does_not_hide_the_error_of_a_step(app: Duetime) -> None:
+    def divide(attempt: int, error: BaseException | None) -> float:
+        return 1 / 0
+
+    broken = Custom(divide, max_attempts=3)
+    undone: list[str] = []
+
+    def undo() -> None:
+        undone.append("undo")
+        raise ValueError("cannot undo")
+
+    async def fail(_: Any) -> None:
+        raise ValueError("no stock")
+
+    @app.flow(retry=broken)
+    async def step(flow: Flow) -> None:
+        flow.on_failure(undone.append, "first")
+        flow.on_failure(undo)
+        await flow.step(fail, 1)
+
+    @app.flow(retry=broken)
+    async def transaction(flow: Flow) -> None:
+        await flow.transaction(fail)
+
+    @app.flow(retry=broken)
+    async def itself(flow: Flow) -> None:
+        await fail(1)
+
+    async with app.worker():
+        for flow in (step, transaction, itself):
+            run = await flow.start()
+            expected = "no stock; and its retry policy failed: ZeroDivisionError: division by zero"
+            with pytest.raises(JobFailed, match=expected) as failed:
+                await run.result()
+            steps = await run.steps()
+            if flow is itself:
+                assert failed.value.error_code == "ValueError"
+            else:
+                [code] = [step.error_code for step in steps if step.name == "fail"]
+                assert code == "ValueError"
+
+    assert undone == ["undo", "first"]
