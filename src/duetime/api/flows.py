@@ -316,7 +316,7 @@ class Flows:
         run = await self.get(run_id)
         return explain_run(
             run,
-            steps=await self.steps(run_id),
+            steps=[step for step in await self._records(run_id) if step.kind != END],
             job=await self._app.jobs.explain(run_id),
             now=await self._app.now(),
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, FlowRun, FlowTask
+from duetime import Constant, Discard, Duetime, Flow, FlowRun, FlowTask, JobFailed, StepFailed
+from duetime.domain.flows.flow import StepState
 from duetime.errors import FlowNotFound, InvalidInput
 from tests.conftest import Backend
 
@@ -318,3 +320,83 @@ async def test_a_graph_runs_while_its_steps_do(app: Duetime) -> None:
         await run.signal("confirmed")
         await world.drain()
         assert await run.status() == "completed"
+
+
+async def test_explain_names_the_step_because_of_which_a_graph_failed(app: Duetime) -> None:
+    graph = app.graph("fork", retry=Constant("10ms", max_attempts=1))
+    both_run = asyncio.Barrier(2)
+
+    @graph.step
+    async def culprit() -> None:
+        await both_run.wait()
+        raise ValueError("no stock")
+
+    @graph.step
+    async def victim() -> None:
+        await both_run.wait()
+        await asyncio.Event().wait()
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        states = {step.name: step.state for step in await run.steps()}
+        why = await run.explain()
+
+    assert states == {"culprit": StepState.FAILED, "victim": StepState.FAILED}
+    assert why.facts["step"] == "culprit"
+    assert "in step 'culprit': Step 'culprit' failed: no stock" in str(why)
+
+
+async def test_explain_names_the_map_because_of_which_a_graph_failed(app: Duetime) -> None:
+    graph = app.graph("fan", retry=Constant("10ms", max_attempts=1))
+    all_run = asyncio.Barrier(4)
+
+    @graph.map(over="items")
+    async def book(item: int) -> None:
+        await all_run.wait()
+        if item == 1:
+            raise ValueError("no stock")
+        await asyncio.Event().wait()
+
+    @graph.step
+    async def victim() -> None:
+        await all_run.wait()
+        await asyncio.Event().wait()
+
+    async with app.worker():
+        run = await graph.start(items=[0, 1, 2])
+        with pytest.raises(JobFailed):
+            await run.result()
+        why = await run.explain()
+
+    assert "in step 'book': Step 'book' failed: book[1]: no stock" in str(why)
+
+
+async def test_explain_names_no_step_whose_failure_was_handled(app: Duetime) -> None:
+    async def fail(name: str) -> None:
+        raise Discard(name)
+
+    async def book(name: str) -> None:
+        raise Discard(name)
+
+    @app.flow(retry=Constant("10ms", max_attempts=1))
+    async def order(flow: Flow, last: str) -> None:
+        try:
+            await flow.step(fail, "handled")
+        except StepFailed:
+            await flow.sleep("1ms")
+        if last == "step":
+            await flow.gather(flow.step(book, "no stock"), flow.step(fail, "nor that"))
+        raise ValueError("its own")
+
+    async with app.worker():
+        runs = [await order.start(last=last) for last in ("step", "flow")]
+        for run in runs:
+            with pytest.raises(JobFailed):
+                await run.result()
+        step, own = [await run.explain() for run in runs]
+
+    assert "in step 'book': Step 'book' failed: no stock" in str(step)
+    assert "step" not in own.facts
+    assert "its own" in str(own)

@@ -64,7 +64,8 @@ def explain_run(
     run: FlowInfo, *, steps: Sequence[StepInfo], job: Explanation, now: datetime
 ) -> Explanation:
     """Explain a run by what it waits for. One that waits for a worker is explained by its job: no
-    worker knows the flow, its queue is paused, and so on."""
+    worker knows the flow, its queue is paused, and so on. `steps`: with the record of its failure,
+    which has the number 0."""
     found = _explain_state(run, steps, job, now)
     if found is job:
         return job
@@ -137,8 +138,7 @@ def _ending(run: FlowInfo, steps: Sequence[StepInfo]) -> dict[str, Any]:
     facts: dict[str, Any] = {"finished_at": run.finished_at}
     if run.state is FlowState.COMPLETED:
         return facts
-    failed = [step.name for step in steps if step.seq > 0 and step.state is StepState.FAILED]
-    step = failed[-1] if failed and run.state is FlowState.FAILED else None
+    step = _find_failed_step(steps) if run.state is FlowState.FAILED else None
     # A graph does again what was undone.
     is_graph = any(one.after for one in steps)
     undone = [one.name for one in steps if one.seq < 0 and one.state in _RAN]
@@ -150,6 +150,20 @@ def _ending(run: FlowInfo, steps: Sequence[StepInfo]) -> dict[str, Any]:
         "error_code": run.error_code,
         "undone": undone if run.state is FlowState.FAILED and not is_graph else None,
     }
+
+
+def _find_failed_step(steps: Sequence[StepInfo]) -> str | None:
+    """The step because of which a run failed. Others may have failed before, which the function
+    handled, or have been cancelled after it."""
+    why = next((step for step in steps if step.seq == 0 and step.kind == "failure"), None)
+    if why is None:
+        return None
+    # A graph's failure has the name of the step, a function's the numbers of calls.
+    calls = why.output if isinstance(why.output, list) else None
+    for step in steps:
+        if step.seq > 0 and (step.seq in calls if calls is not None else step.name == why.name):
+            return step.name
+    return None
 
 
 def _wait(run: FlowInfo, now: datetime) -> dict[str, Any]:
