@@ -319,30 +319,31 @@ async def test_many_due_jobs_are_not_taken_for_endless_work(app: Duetime) -> Non
         assert await world.drain() == 30
 
 
-async def test_inline_runs_at_once_in_the_caller(app: Duetime) -> None:
-    ran: list[tuple[object, asyncio.Task[None] | None]] = []
+async def test_inline_runs_at_once_in_the_call_that_enqueues(app: Duetime) -> None:
+    ran: list[object] = []
 
     @app.task(name="outer")
     async def outer(at: datetime) -> str:
-        ran.append((at, asyncio.current_task()))
+        ran.append(at)
         await inner.enqueue(n=2)
         return "done"
 
     @app.task(name="inner")
     def inner(n: int) -> None:
-        ran.append((n, None))
+        ran.append(n)
         if n:
             inner.enqueue_sync(n=n - 1)
 
     async with app.testing(now=START, inline=True) as world:
         handle = await outer.enqueue(at=START)
+        assert ran == [START, 2, 1, 0]
         later = await inner.using(delay="1h").enqueue(n=0)
         assert await handle.result() == "done"
         assert (await later.get()).state is JobState.PENDING
         await world.assert_enqueued(inner, delay="1h", count=1)
         await world.advance("1h")
 
-    assert ran == [(START, asyncio.current_task()), (2, None), (1, None), (0, None), (0, None)]
+    assert ran == [START, 2, 1, 0, 0]
 
 
 async def test_inline_errors_reach_the_enqueuer(app: Duetime) -> None:
@@ -599,3 +600,47 @@ class TestBadInput:
                 await world.advance(timedelta(days=-1))
             with pytest.raises(InvalidInput, match="no unit"):
                 await world.advance("3")
+
+
+async def test_a_handler_whose_task_group_fails_has_failed(app: Duetime) -> None:
+    """Python 3.11 leaves the task of a failed group marked as cancelled."""
+
+    @app.task(name="call", retry=Delays("0s", "1m"))
+    async def call() -> None:
+        async def fail() -> None:
+            raise ConnectionError("no line")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(asyncio.sleep(60))
+
+    async with app.testing(now=START) as world:
+        await call.enqueue()
+        await world.advance("1h")
+        outcomes = [ran.outcome for ran in world.ran]
+
+    assert outcomes == [AttemptOutcome.RETRIED, AttemptOutcome.DEAD]
+
+
+async def test_cancelling_the_test_cancels_the_handler(app: Duetime) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="call")
+    async def call() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with app.testing(now=START) as world:
+        await call.enqueue()
+        draining = asyncio.create_task(world.drain())
+        await started.wait()
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+
+        assert cancelled.is_set()
+        assert world.ran == []

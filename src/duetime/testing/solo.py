@@ -52,7 +52,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoloWorker:
-    """Real claims, fences and outcomes, in the caller's asyncio task."""
+    """Real claims, fences and outcomes; each handler runs in an asyncio task of its own."""
 
     def __init__(self, app: Duetime, store: Store) -> None:
         self._app = app
@@ -187,17 +187,16 @@ class SoloWorker:
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
-        running = Running(job, self._app._known_tasks[job.task], time.monotonic(), me)
+        running = Running(job, self._app._known_tasks[job.task], time.monotonic())
         label = current_job.set(job)
-        finished = await self._runners.attempt(running)
+        running.runner = asyncio.create_task(self._runners.attempt(running))
         current_job.reset(label)
+        finished = await running.runner
         if job.lines is not None and finished is not None:
             finished.log = job.lines.write()
         if me.cancelling() > before:
-            if not running.timed_out:
-                # The caller was cancelled, not the handler.
-                raise asyncio.CancelledError
-            me.uncancel()
+            # The caller was cancelled, not the handler, which has ended with it.
+            raise asyncio.CancelledError
         finished = finished or self._overran.pop(job.token, None)
         if finished is not None:
             # The clock did not move.

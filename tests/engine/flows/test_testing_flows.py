@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 
@@ -109,3 +110,29 @@ async def test_children_and_jobs_of_a_flow_are_found_and_run(app: Duetime) -> No
 
         assert rendered == [2, 2]
         assert await run.result() == [10, 20]
+
+
+async def test_branches_in_a_task_group_sleep_and_go_on(app: Duetime) -> None:
+    done: list[int] = []
+
+    async def book(place: int) -> None:
+        done.append(place)
+
+    @app.flow(name="trip")
+    async def trip(flow: Flow) -> str:
+        async def branch(place: int) -> None:
+            await flow.sleep("1h")
+            await flow.step(book, place)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(branch(1))
+            group.create_task(branch(2))
+        return "booked"
+
+    async with app.testing(now=NOW) as world:
+        run = await trip.start()
+        await world.drain()
+        await world.advance("1h")
+
+        assert await run.result() == "booked"
+    assert sorted(done) == [1, 2]
