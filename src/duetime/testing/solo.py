@@ -62,8 +62,8 @@ class SoloWorker:
         self._log_started = app._events.job_started(_NAME)
         view = WorkerView(_NAME, store, app._events, app._known_tasks)
         self._followers = Followers([make(view) for make in app._followers(app.settings)])
-        self._rests: dict[Follower, float] = {}
-        """The seconds until the next repair of each follower."""
+        self._repair_at: dict[Follower, datetime] = {}
+        """When each follower repairs next, by the world's clock."""
 
     async def open(self) -> None:
         tasks = self._app._known_tasks
@@ -148,13 +148,14 @@ class SoloWorker:
             return gate.started
         return True
 
-    async def plan(self) -> None:
-        """Run the followers' repairs and services, as a worker does, until all is done."""
+    async def plan(self, now: datetime, *, at_once: bool) -> None:
+        """Run the followers' repairs and services, as a worker does, until all is done. `at_once`:
+        also repairs that are not due yet, since the test may have changed something."""
         for follower in self._followers:
-            rest = self._rests.get(follower, 0.0) - _SECOND
-            while rest < _SECOND:
-                rest = await follower.repair()
-            self._rests[follower] = rest
+            if at_once or self._repair_at.get(follower, now) <= now:
+                while (rest := await follower.repair()) < _SECOND:
+                    pass
+                self._repair_at[follower] = now + timedelta(seconds=rest)
             for service in follower.services():
                 await service.work()
 
@@ -166,7 +167,7 @@ class SoloWorker:
         for at, follower in found:
             if at == first:
                 # The next `plan`, at that time, must not leave it out.
-                self._rests.pop(follower, None)
+                self._repair_at.pop(follower, None)
         return first
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:

@@ -105,7 +105,7 @@ class World:
         Returns how many attempts ran. Errors of handlers are recorded, as by a worker: see
         `failed`. Raises `EndlessWork` if there is always another job.
         """
-        ran, _ = await self._on_its_loop(self._drain())
+        ran, _ = await self._on_its_loop(self._drain(repairs=True))
         return ran
 
     async def run_next(self) -> Ran | None:
@@ -220,7 +220,7 @@ class World:
         return answers
 
     async def _advance_to(self, target: datetime) -> int:
-        ran, next_at = await self._drain()
+        ran, next_at = await self._drain(repairs=True)
         while next_at is not None and next_at <= target:
             await self._set_clock(next_at)
             more, next_at = await self._drain()
@@ -243,10 +243,10 @@ class World:
         queues = [queue.name for queue in await self._store.queues()]
         await self._store.unpark(list(self.app._known_tasks), queues)
 
-    async def _drain(self) -> tuple[int, datetime | None]:
+    async def _drain(self, *, repairs: bool = False) -> tuple[int, datetime | None]:
         """Returns how many jobs ran, and when there will be more to do."""
         await self._unpark()
-        await self._worker.plan()
+        await self._worker.plan(self._now, at_once=repairs)
         allowed = self._max_extra_jobs + sum(queue.due for queue in await self._store.queues())
         ran: Counter[str] = Counter()
         while True:

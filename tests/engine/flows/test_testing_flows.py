@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, JobFailed
+from duetime import Constant, Duetime, Flow, JobFailed, StepFailed
 
 NOW = "2026-03-01T00:00Z"
 
@@ -136,3 +136,28 @@ async def test_branches_in_a_task_group_sleep_and_go_on(app: Duetime) -> None:
 
         assert await run.result() == "booked"
     assert sorted(done) == [1, 2]
+
+
+async def test_a_parent_is_notified_that_its_child_was_cancelled(app: Duetime) -> None:
+    @app.flow(name="chapter")
+    async def chapter(flow: Flow) -> None:
+        await flow.sleep("1h")
+
+    @app.flow(name="book")
+    async def book(flow: Flow) -> str:
+        try:
+            await flow.child(chapter)
+        except StepFailed:
+            return "without it"
+        return "complete"
+
+    async with app.testing(now=NOW) as world:
+        for _ in range(3):
+            run = await book.start()
+            await world.drain()
+            [child] = await app.flows.list(flow="chapter", state="sleeping")
+            await app.flows.cancel(child.id)
+            await world.drain()
+
+            assert await run.status() == "completed"
+            assert await run.result() == "without it"
