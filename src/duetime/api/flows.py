@@ -37,7 +37,7 @@ from duetime.domain.checks import (
 )
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.flows.explain import explain_run
-from duetime.domain.flows.flow import StepInfo, StepState, undo_key
+from duetime.domain.flows.flow import BRANCH_CALLS, StepInfo, StepState, undo_key
 from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
 from duetime.domain.jobs.job import (
     DEFAULT_MAX_ARGS_BYTES,
@@ -446,13 +446,11 @@ class Flows:
                 f"The compensations of run {run_id} are running. Wait until they are done: "
                 "run.result() does."
             )
-        since = found[0].started_at
+        first = found[0]
         return [
             step.seq
             for step in steps
-            if step.seq < 0
-            or step.seq == found[0].seq
-            or (since is not None and step.started_at is not None and step.started_at >= since)
+            if step.seq < 0 or step.seq == first.seq or _began_later(step, first)
         ]
 
     async def _cancel_graph(self, run_id: int, reason: str | None, by: str) -> bool:
@@ -570,6 +568,18 @@ def _read_states(state: FlowStateLike | Sequence[FlowStateLike]) -> tuple[FlowSt
     except ValueError:
         known = ", ".join(FlowState)
         raise InvalidInput(f"{given!r} is not a state of a run. Use one of: {known}.") from None
+
+
+def _began_later(step: StepInfo, first: StepInfo) -> bool:
+    """Whether a call was made after another one. The numbers of those that began at the same time
+    say it, unless just one of them is in a branch."""
+    if step.started_at is None or first.started_at is None:
+        return False
+    if step.started_at == first.started_at and (
+        (step.seq > BRANCH_CALLS) == (first.seq > BRANCH_CALLS)
+    ):
+        return step.seq > first.seq
+    return step.started_at >= first.started_at
 
 
 def _check_data(data: Any) -> None:

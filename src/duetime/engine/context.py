@@ -49,7 +49,7 @@ class Context:
         worker: str,
         store: Store,
         loop: asyncio.AbstractEventLoop,
-        claimed: float,
+        claimed: float | None,
         started_us: int,
         args: Mapping[str, Any],
         holds_lease: Callable[[], bool] = lambda: True,
@@ -62,6 +62,7 @@ class Context:
         self._store = store
         self._loop = loop
         self._claimed = claimed
+        """By this process's monotonic clock; None: no time passes while the job runs."""
         self._started_us = started_us
         self.holds_lease = holds_lease
         """For features: whether the worker's lease holds, as far as this process knows."""
@@ -223,6 +224,8 @@ class Context:
     @property
     def elapsed_us(self) -> int:
         """The microseconds since the claim."""
+        if self._claimed is None:
+            return 0
         return int((time.monotonic() - self._claimed) * 1e6)
 
     def _finished(self, result: Any) -> FinishedJob:

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord, StepState
+from duetime.domain.flows.flow import (
+    BRANCH_CALLS,
+    LoadedRun,
+    NewRecord,
+    StepKind,
+    StepRecord,
+    StepState,
+)
 from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.engine.context import Context
@@ -36,8 +43,6 @@ _OVER = frozenset({COMPLETED, FAILED, SKIPPED})
 _TURNS = 3
 """A run is suspended when it did nothing for so many turns of the event loop: what `gather` has
 just made needs one to start."""
-_BRANCH_CALLS = 1_000_000
-"""Calls in branches are numbered from here, in the order in which they were first made."""
 RANDOM = random.Random()
 """One for all runs: to seed one costs 17 µs."""
 
@@ -114,7 +119,7 @@ class Replay:
         }
         """The numbers of calls in branches, by where they are made."""
         self._place_of = {seq: place for place, seq in self._places.items()}
-        self._last_in_branches = max([_BRANCH_CALLS, *self._place_of])
+        self._last_in_branches = max([BRANCH_CALLS, *self._place_of])
         self._last_compensation = min([0, *self.records])
         self._active = 0
         self.moves = 0

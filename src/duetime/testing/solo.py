@@ -86,6 +86,7 @@ class SoloWorker:
             too_late=lambda *_: None,
             stuck=partial(self._app._events.job_stuck, _NAME),
             hooks=self._app._hook_registry.hooks,
+            clock_stands_still=True,
         )
 
         try:

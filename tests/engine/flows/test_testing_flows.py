@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, JobFailed, StepFailed
+from duetime import Constant, Discard, Duetime, Flow, JobFailed, StepFailed
 
 NOW = "2026-03-01T00:00Z"
 
@@ -161,3 +161,73 @@ async def test_a_parent_is_notified_that_its_child_was_cancelled(app: Duetime) -
 
             assert await run.status() == "completed"
             assert await run.result() == "without it"
+
+
+async def test_compensations_of_a_graph_run_in_reverse_order(app: Duetime) -> None:
+    undone: list[str] = []
+    graph = app.graph("order")
+
+    @graph.step
+    async def charge() -> int:
+        await asyncio.sleep(0.02)  # What follows takes less.
+        return 1
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        undone.append("refund")
+
+    @graph.step
+    async def ship(charge: int) -> int:
+        return 2
+
+    @graph.on_failure(ship)
+    async def recall(ship: int) -> None:
+        undone.append("recall")
+
+    @graph.step
+    async def confirm(ship: int) -> None:
+        raise Discard("no address")
+
+    async with app.testing(now=NOW) as world:
+        run = await graph.start()
+        await world.drain()
+        finished = {step.finished_at for step in await run.steps()}
+
+    assert undone == ["recall", "refund"]
+    assert finished == {world.now}
+
+
+async def test_rerun_does_again_what_came_after_a_step_in_the_same_moment(app: Duetime) -> None:
+    calls: list[str] = []
+
+    async def charge() -> None:
+        await asyncio.sleep(0.02)  # What follows takes less.
+        calls.append("charge")
+
+    async def ship() -> None:
+        calls.append("ship")
+
+    async def confirm() -> None:
+        calls.append("confirm")
+        raise Discard("no address")
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> None:
+        await flow.step(charge)
+        await flow.step(ship)
+        await flow.wait_for("paid")
+        await flow.step(confirm)
+
+    async with app.testing(now=NOW) as world:
+        run = await order.start()
+        await world.drain()
+        await run.signal("paid")
+        await world.drain()
+        await run.rerun(from_step="ship")
+        kept = [step.name for step in await run.steps()]
+        await world.drain()
+        await run.signal("paid")
+        await world.drain()
+
+    assert kept == ["charge"]
+    assert calls == ["charge", "ship", "confirm", "ship", "confirm"]

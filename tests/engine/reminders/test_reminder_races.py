@@ -89,6 +89,7 @@ class Ledger:
         @app.on_reminder(**options)
         async def send(reminder: Reminder, ctx: Context) -> Sent:
             assert reminder.run_at is not None
+            assert ctx._claimed is not None
             early = datetime.now(UTC) < reminder.run_at
             await asyncio.sleep(random.uniform(0, self.pause))
             self.deliveries.append(

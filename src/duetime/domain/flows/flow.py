@@ -33,6 +33,10 @@ class StepState(StrEnum):
     """A compensation that runs if the flow fails."""
 
 
+BRANCH_CALLS = 1_000_000
+"""Calls in branches are numbered from here, in the order in which they were first made."""
+
+
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
     """What a run has recorded of one of its calls, as a replay needs it."""
 
