@@ -17,6 +17,9 @@ from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
 from duetime.storage import transaction
 from duetime.storage.store import Dialect, Statements, Store
 
+CANCELLED = "cancelled"
+"""Why a job is stopped: somebody has cancelled it."""
+
 
 class Claimant:
     """A worker on behalf of which a feature claims jobs, in the transaction that makes them."""
@@ -70,7 +73,7 @@ class Context:
         """For features: a transaction that makes jobs may claim them for this worker. Given how
         many jobs end in it, this yields who claims; None: nobody does."""
         self._stop = threading.Event()
-        self._stop_reason = "cancelled"
+        self._stop_reason = CANCELLED
         self.completed = False
         """The job was completed in a transaction of the handler, which may yet be rolled back."""
         self.committed = False
@@ -129,6 +132,12 @@ class Context:
     def cancelled(self) -> bool:
         """Whether this job should stop: it was cancelled, timed out, or lost to another worker."""
         return self._stop.is_set()
+
+    @property
+    def cancel_requested(self) -> bool:
+        """For features: whether somebody has cancelled this job. False if it has to stop for any
+        other reason."""
+        return self._stop.is_set() and self._stop_reason == CANCELLED
 
     def check(self) -> None:
         """Raise `JobCancelled` if this job should stop. For handlers that run in threads."""

@@ -26,7 +26,7 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES, LogLines
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
-from duetime.engine.context import Claimant, Context, no_claimant
+from duetime.engine.context import CANCELLED, Claimant, Context, no_claimant
 from duetime.engine.executor import (
     COMPLETED,
     FAILED,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duetime.worker")
 
-CANCELLED = "cancelled"
 LOST = "lost to another worker"
 STOPPING = "the worker is stopping"
 

@@ -66,51 +66,73 @@ async def advance_run(
         loaded = loaded or await recorder.load(ctx.id)
         replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
-            value = await _call_in_time(definition, replay, ctx, args, loaded.created_at)
-            if records := replay.finish():
-                await recorder.record(ctx, records)
+            has_ended, value = await _activate(definition, replay, args, loaded.created_at)
+        except asyncio.CancelledError as error:
+            if is_cancelled(error) and ctx.cancel_requested:
+                await replay.register_compensations()
+            raise
+        if has_ended or ctx.suspended:
             return value
-        except Suspended:
-            pass
-        except BaseExceptionGroup as group:
-            if group.split(Suspended)[1] is not None:
-                raise
-        except (ClaimLost, TransientError):
-            raise
-        except FlowChanged as error:
-            # No later attempt can help; the run keeps its place until the code is mended.
-            await recorder.record(ctx, replay.fail(error))
-            raise
-        except BaseException as error:
-            if is_cancelled(error):
-                raise
-            is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
-            failure = error if is_final else replay.retry_later(error)
-            if failure is not None:
-                await recorder.record(ctx, replay.fail(failure))
-                # Also for `Retry`: the attempts of its job are those after a crash.
-                ctx.job.max_attempts = ctx.job.attempt
-                if failure is error:
-                    raise
-                raise failure from error
-        pause = Pause(
-            replay.take_unrecorded(),
-            Suspension(
-                run=ctx.id,
-                token=ctx.token,
-                started=ctx.started_us,
-                finished=ctx.elapsed_us,
-                waits=replay.waits,
-                deadline=_microseconds(definition.timeout),
-            ),
-        )
-        answer = await recorder.suspend(pause)
-        if answer == "lost":
-            raise ClaimLost(ctx.id, ctx.token)
-        if answer == "suspended":
-            ctx.suspended = True
-            return None
+        if ctx.cancel_requested:
+            # The function has suppressed its cancellation, which is not raised again.
+            await replay.register_compensations()
+            ctx.check()
         loaded = None
+
+
+async def _activate(
+    definition: FlowDefinition, replay: Replay, args: dict[str, Any], created_at: datetime
+) -> tuple[bool, Any]:
+    """Call the function once. Returns whether it returned, and what; else the run is suspended, or
+    what it waits for is there already."""
+    ctx, recorder = replay.ctx, replay.recorder
+    try:
+        value = await _call_in_time(definition, replay, ctx, args, created_at)
+        if ctx.cancel_requested:
+            # A cancellation that came while the last call was recorded is raised now.
+            await asyncio.sleep(0)
+        if records := replay.finish():
+            await recorder.record(ctx, records)
+        return True, value
+    except Suspended:
+        pass
+    except BaseExceptionGroup as group:
+        if group.split(Suspended)[1] is not None:
+            raise
+    except (ClaimLost, TransientError):
+        raise
+    except FlowChanged as error:
+        # No later attempt can help; the run keeps its place until the code is mended.
+        await recorder.record(ctx, replay.fail(error))
+        raise
+    except BaseException as error:
+        if is_cancelled(error):
+            raise
+        is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
+        failure = error if is_final else replay.retry_later(error)
+        if failure is not None:
+            await recorder.record(ctx, replay.fail(failure))
+            # Also for `Retry`: the attempts of its job are those after a crash.
+            ctx.job.max_attempts = ctx.job.attempt
+            if failure is error:
+                raise
+            raise failure from error
+    pause = Pause(
+        replay.take_unrecorded(),
+        Suspension(
+            run=ctx.id,
+            token=ctx.token,
+            started=ctx.started_us,
+            finished=ctx.elapsed_us,
+            waits=replay.waits,
+            deadline=_microseconds(definition.timeout),
+        ),
+    )
+    answer = await recorder.suspend(pause)
+    if answer == "lost":
+        raise ClaimLost(ctx.id, ctx.token)
+    ctx.suspended = answer == "suspended"
+    return False, None
 
 
 async def _call_in_time(

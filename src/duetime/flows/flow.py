@@ -199,6 +199,8 @@ class Flow:
             raise Suspended
         called = step_function(function)
         name = called.name
+        if self._replay.is_cut_off():
+            return
         seq, record = self._replay.next_compensation()
         if record is not None and record.name != name:
             recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"

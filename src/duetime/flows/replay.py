@@ -27,6 +27,7 @@ from duetime.engine.executor import (
     code_of_error,
     delay_of_retry,
     describe_exception,
+    is_cancelled,
     is_retryable,
 )
 from duetime.errors import ClaimLost, FlowChanged
@@ -125,6 +126,8 @@ class Replay:
         self.moves = 0
         """Counts the calls and branches that began: whether the function gets on."""
         self._blocked: list[asyncio.Future[None]] = []
+        self._cancelled_next: set[asyncio.Task[Any]] = set()
+        """Branches in which a cancellation is raised when they wait next."""
         self.suspending = False
         self.failed_calls: dict[int, int] = {}
         """The calls that raised `StepFailed`, and how far the function had got on then."""
@@ -178,6 +181,8 @@ class Replay:
     def _next(self, branch: Branch) -> tuple[int, StepRecord | None]:
         branch.calls += 1
         self.moves += 1
+        if self._cancelled_next and branch.task is not None:
+            self._cancelled_next.discard(branch.task)
         seq = self.number(branch, branch.calls)
         self._called.add(seq)
         return seq, self.records.get(seq)
@@ -205,6 +210,11 @@ class Replay:
             seq = self._places[place] = self._last_compensation
             self._place_of[seq] = place
         return seq, self.records.get(seq)
+
+    def is_cut_off(self) -> bool:
+        """Whether a cancellation was raised in this branch: a replay does not come here."""
+        task = asyncio.current_task()
+        return bool(task and task.cancelling()) and task not in self._cancelled_next
 
     # The end of the function
 
@@ -305,9 +315,31 @@ class Replay:
     async def record(self, record: NewRecord) -> None:
         """Write a record, and what waits to be written; it is committed when this returns."""
         self.record_later(record)
-        await self.recorder.record(
-            self.ctx, self.take_unrecorded(), is_alone=self._active == 1 and not self._blocked
-        )
+        records = self.take_unrecorded()
+        is_alone = self._active == 1 and not self._blocked
+        try:
+            await self.recorder.record(self.ctx, records, is_alone=is_alone)
+        except asyncio.CancelledError as error:
+            if not (is_cancelled(error) and self.ctx.cancel_requested):
+                raise
+            # The call has happened, and is recorded or not. The function has to learn of it, to
+            # register what undoes it: it is cancelled where it waits next.
+            await self.recorder.record(self.ctx, records)
+            task = asyncio.current_task()
+            assert task is not None
+            self._cancelled_next.add(task)
+            task.uncancel()
+            task.cancel()
+
+    async def register_compensations(self) -> None:
+        """The run was cancelled: record everything that undoes it. What was to be written later is
+        not written any more, and `finish` may have recorded that nothing is to be undone."""
+        records = [
+            self.new_record(one.seq, "compensation", one.called.name, REGISTERED)
+            for one in self.compensations
+        ]
+        if records:
+            await self.recorder.record(self.ctx, records)
 
     async def record_compensations(self) -> None:
         """Before a function is called: whatever ends the run from now on, what has to be undone is

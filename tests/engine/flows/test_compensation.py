@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from functools import partial
 from typing import Any
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, JobFailed, StepFailed, current_step
+from duetime import Constant, Duetime, Flow, FlowRun, JobFailed, StepFailed, current_step
 from duetime.errors import FlowTimeout, IllegalTransition, InvalidInput
 from tests.waiting import until, until_true
 
@@ -124,6 +125,130 @@ async def test_cancelling_a_run_stops_its_step_and_undoes_what_it_did(
     assert done[-1] == "refund 7"
     assert ("stopped" in done) == (state == "running")
     assert await run.status() == "cancelled"
+
+
+async def test_cancelling_a_run_between_its_calls_undoes_what_it_did(app: Duetime) -> None:
+    """The compensation was to be recorded with the next call, which is never made."""
+    done: list[str] = []
+
+    async def charge() -> int:
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    @app.flow(name="between")
+    async def between(flow: Flow) -> None:
+        payment = await flow.step(charge)
+        flow.on_failure(refund, payment)
+        if not done:
+            done.append("waits")
+            await asyncio.Event().wait()
+        await flow.wait_for("never")
+
+    async with app.worker():
+        run = await between.start()
+        await until_true(lambda: done)
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done == ["waits", "refund 7"]
+    assert await _ended(run) == "cancelled"
+
+
+async def test_cancelling_a_run_while_it_records_a_step_undoes_the_step(app: Duetime) -> None:
+    """The function returns from the step, and registers what undoes it, before it is cancelled."""
+    charged: list[int] = []
+    refunded: list[int] = []
+
+    async def charge() -> int:
+        run = current_step().run_id
+        await app.flows.cancel(run)
+        charged.append(run)
+        return run
+
+    @app.flow(name="racing")
+    async def racing(flow: Flow) -> None:
+        payment = await flow.step(charge)
+        flow.on_failure(refunded.append, payment)
+        await flow.wait_for("never")
+
+    async with app.worker(concurrency=10):
+        runs = [await racing.start() for _ in range(30)]
+        for run in runs:
+            with pytest.raises(JobFailed, match="cancelled"):
+                await run.result()
+
+    completed = [run.id for run in runs if await _has_completed(run, "charge")]
+    assert sorted(refunded) == completed
+    assert set(completed) <= set(charged)
+
+
+async def test_a_run_cancelled_while_it_ends_is_undone_or_completes(app: Duetime) -> None:
+    """Its compensations are not skipped, unless it completes."""
+    chance = random.Random(1)
+
+    async def charge() -> None: ...
+
+    async def refund() -> None: ...
+
+    @app.flow(name="ending")
+    async def ending(flow: Flow) -> None:
+        await flow.step(charge)
+        flow.on_failure(refund)
+        await flow.wait_for("go", timeout="10ms", default=0)
+
+    async def cancel(run: FlowRun[None]) -> tuple[str, str]:
+        await until(lambda: _has_recorded(run, "go"))
+        await asyncio.sleep(chance.uniform(0.0, 0.05))
+        with contextlib.suppress(IllegalTransition):
+            await run.cancel()
+        with contextlib.suppress(JobFailed):
+            await run.result()
+        ended = await until(lambda: _ended(run))
+        [state] = [str(step.state) for step in await run.steps() if step.seq < 0]
+        return ended, state
+
+    async with app.worker(concurrency=20):
+        seen: set[tuple[str, str]] = set()
+        for _ in range(5):
+            runs = [await ending.start() for _ in range(20)]
+            seen |= set(await asyncio.gather(*(cancel(run) for run in runs)))
+
+    assert seen <= {("completed", "skipped"), ("cancelled", "completed")}
+
+
+async def test_a_function_that_suppresses_its_cancellation_is_cancelled_where_it_waits(
+    app: Duetime,
+) -> None:
+    done: list[str] = []
+
+    async def hang() -> None:
+        done.append("hang")
+        await asyncio.Event().wait()
+
+    async def refund() -> None:
+        done.append("refund")
+
+    @app.flow(name="suppresses")
+    async def suppresses(flow: Flow) -> None:
+        flow.on_failure(refund)
+        with contextlib.suppress(asyncio.CancelledError):
+            await flow.step(hang)
+        # It did nothing more that could be undone.
+        flow.on_failure(done.append, "too late")
+        await flow.wait_for("never")
+
+    async with app.worker():
+        run = await suppresses.start()
+        await until_true(lambda: done)
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result("5s")
+
+    assert done == ["hang", "refund"]
+    assert await _ended(run) == "cancelled"
 
 
 async def test_a_run_that_is_cancelled_as_a_job_is_undone_too(app: Duetime) -> None:
@@ -437,6 +562,20 @@ async def _has_step(run: Any, name: str) -> bool:
     return any(step.name == name for step in await run.steps()) and (
         await run.status() in ("sleeping", "waiting")
     )
+
+
+async def _ended(run: Any) -> str:
+    """The state in which a run has ended, once its compensations have; else nothing."""
+    state = await run.status()
+    return str(state) if state.finished else ""
+
+
+async def _has_recorded(run: Any, name: str) -> bool:
+    return any(step.name == name for step in await run.steps())
+
+
+async def _has_completed(run: Any, name: str) -> bool:
+    return any(step.name == name and step.state == "completed" for step in await run.steps())
 
 
 async def test_branches_register_compensations_of_their_own(app: Duetime) -> None:
