@@ -237,6 +237,8 @@ class RunStep:
             stop = yield from self._go_on()
             if isinstance(stop, _Ended):
                 return stop
+        if stop is None or stop.kind != FINISH:
+            yield from self._register_compensations()
         if stop is not None:
             answer = yield from self._wind_down(stop)
             if answer is not None:
@@ -564,6 +566,20 @@ class RunStep:
             self._statements, self._store, self._children, state=StepState.WAITING
         )
         self._jobs, self._children = [], []
+
+    def _register_compensations(self) -> Statements:
+        """Add the rows of what undoes the steps that have ended without a job of their own to add
+        them, such as maps and children. Without one, nobody would undo a run whose job is cancelled
+        directly."""
+        yield from self._statements.add(
+            [
+                compensation_row(self._id, self._shape, node)
+                for node in self._shape.nodes
+                if node.undo is not None
+                and self._states[node.name] is StepState.COMPLETED
+                and -self._shape.seq(node.name) not in self._rows
+            ]
+        )
 
     # Ending without success
 

@@ -464,6 +464,52 @@ async def test_compensations_run_in_reverse_order_of_completion(app: Duetime) ->
     assert await run.status() == "failed"
 
 
+@pytest.mark.parametrize("kind", ["step", "map", "empty map", "child"])
+async def test_a_run_whose_job_is_cancelled_undoes_steps_of_every_kind(
+    app: Duetime, kind: str
+) -> None:
+    graph = app.graph("saga")
+    done: list[str] = []
+
+    @app.flow(name="inner")
+    async def inner(flow: Flow) -> int:
+        return 7
+
+    match kind:
+        case "step":
+
+            @graph.step(name="book")
+            async def book_one() -> int:
+                return 7
+
+        case "child":
+            graph.child("book", inner)
+        case _:
+
+            @graph.map(over="items", name="book")
+            async def book_each(item: int) -> int:
+                return item
+
+    @graph.on_failure("book")
+    async def release() -> None:
+        done.append("release")
+
+    graph.signal("go", after=["book"])
+    items: dict[str, dict[str, Any]] = {"map": {"items": [1, 2]}, "empty map": {"items": []}}
+
+    async def waits() -> bool:
+        return any(step.name == "go" and step.state == "waiting" for step in await run.steps())
+
+    async with app.worker():
+        run = await graph.start(**items.get(kind, {}))
+        await until(waits)
+        await app.jobs.cancel(run.id)
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done == ["release"]
+
+
 async def test_a_compensation_that_fails_does_not_keep_the_others_from_running(
     app: Duetime,
 ) -> None:
