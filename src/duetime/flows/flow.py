@@ -232,7 +232,7 @@ class Flow:
         Coroutines that make several calls of the flow are branches, which run side by side too.
         """
         here = self._replay.branch()
-        return steps.gather([in_branch(here.fork(), call) for call in calls])
+        return steps.gather([in_branch(here.gather(), call) for call in calls])
 
     # Waits
 

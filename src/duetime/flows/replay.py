@@ -30,7 +30,7 @@ from duetime.engine.executor import (
     is_cancelled,
     is_retryable,
 )
-from duetime.errors import ClaimLost, FlowChanged
+from duetime.errors import ClaimLost, FlowChanged, StepFailed
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
 
@@ -73,21 +73,49 @@ class Branch:
     How fast branches get on differs from one activation to the next, so each counts its own calls.
     """
 
-    __slots__ = ("branches", "calls", "compensations", "path", "replay", "task")
+    __slots__ = (
+        "branches", "calls", "compensations", "gathered", "parent", "path", "replay", "task",
+    )  # fmt: skip
 
-    def __init__(self, replay: Replay, path: str, task: asyncio.Task[Any] | None) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        path: str,
+        task: asyncio.Task[Any] | None,
+        parent: Branch | None = None,
+    ) -> None:
         self.replay = replay
+        self.parent = parent
         self.path = path
         """Empty for the function itself; else a number for each level: `2`, `2.1`."""
         self.task = task
         self.calls = 0
         self.compensations = 0
         self.branches = 0
+        self.gathered: list[str] = []
+        """The branches that this one has made by `gather`, by their paths."""
 
     def fork(self) -> Branch:
         self.branches += 1
-        return Branch(self.replay, f"{self.path}.{self.branches}".lstrip("."), None)
+        return Branch(self.replay, f"{self.path}.{self.branches}".lstrip("."), None, self)
 
+    def gather(self) -> Branch:
+        branch = self.fork()
+        self.gathered.append(branch.path)
+        return branch
+
+    def progress(self) -> Progress:
+        """How far this branch has got, and those that wait for it."""
+        progress: Progress = {}
+        branch: Branch | None = self
+        while branch is not None:
+            progress[branch] = branch.calls, len(branch.gathered)
+            branch = branch.parent
+        return progress
+
+
+Progress = dict[Branch, tuple[int, int]]
+"""How many calls branches have made, and how many branches by `gather`."""
 
 current_branch: ContextVar[Branch | None] = ContextVar("duetime_flow_branch", default=None)
 
@@ -129,7 +157,7 @@ class Replay:
         self._cancelled_next: set[asyncio.Task[Any]] = set()
         """Branches in which a cancellation is raised when they wait next."""
         self.suspending = False
-        self.failed_calls: dict[int, int] = {}
+        self._failed_calls: dict[int, Progress] = {}
         """The calls that raised `StepFailed`, and how far the function had got on then."""
         self.waits: list[int] = []
         """The calls that wait, of which none can go on."""
@@ -244,11 +272,51 @@ class Replay:
     def fail(self, error: BaseException) -> list[NewRecord]:
         """The run fails for good: what is left to write, and which calls a retry makes again."""
         record = self.failed_record(0, "flow", self._failures + 1, error, self.ctx.elapsed_us)
-        # After an error that it handled, the function has made another call.
-        unhandled = [seq for seq, moves in self.failed_calls.items() if moves == self.moves]
-        record.kind, record.output = "failure", msgspec.Raw(msgspec.json.encode(unhandled))
+        repeated = sorted(self._calls_to_repeat(error))
+        record.kind, record.output = "failure", msgspec.Raw(msgspec.json.encode(repeated))
         self.record_later(record)
         return self.take_unrecorded()
+
+    def call_failed(self, seq: int) -> None:
+        """A call raises `StepFailed`."""
+        branch = current_branch.get()
+        if branch is None or branch.replay is not self:
+            branch = self.main
+        self._failed_calls[seq] = branch.progress()
+
+    def _calls_to_repeat(self, error: BaseException) -> set[int]:
+        """The calls whose errors ended the run, and those that the function made because of them,
+        such as one that notifies somebody before the error is raised again.
+
+        After any other error that it handled, the function has made another call.
+        """
+        last = _failed_call(error)
+        until: Progress = {} if last is None else self._failed_calls.get(last, {})
+        repeated: set[int] = set()
+        for seq, progress in self._failed_calls.items():
+            if seq == last or all(
+                reached == until.get(branch, (branch.calls, len(branch.gathered)))
+                for branch, reached in progress.items()
+            ):
+                repeated.add(seq)
+                repeated |= self._calls_since(progress)
+        return repeated
+
+    def _calls_since(self, progress: Progress) -> set[int]:
+        places = [
+            f"{branch.path}:{call}"
+            for branch, (calls, _) in progress.items()
+            for call in range(calls + 1, branch.calls + 1)
+        ]
+        branches = tuple(
+            end
+            for branch, (_, gathered) in progress.items()
+            for path in branch.gathered[gathered:]
+            for end in (f"{path}:", f"{path}.")
+        )
+        places += [place for place in self._places if branches and place.startswith(branches)]
+        calls = [int(place[1:]) if place[0] == ":" else self._places.get(place) for place in places]
+        return {seq for seq in calls if seq is not None and seq > 0}
 
     def retry_later(self, error: BaseException) -> BaseException | None:
         """The function itself raised an error: have it run again later, unless its attempts are
@@ -424,6 +492,18 @@ class Replay:
         for future in self._blocked:
             if not future.done():
                 future.set_exception(Suspended())
+
+
+def _failed_call(error: BaseException | None) -> int | None:
+    """The call whose `StepFailed` this error is, or was caused by."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, StepFailed):
+            return error.seq
+        seen.add(id(error))
+        context = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or context
+    return None
 
 
 def is_over(record: StepRecord | None) -> bool:

@@ -368,12 +368,12 @@ def _decode_as(definition: TaskDefinition, output: str | None, run_id: int) -> A
 
 
 def _failure(replay: Replay, record: StepRecord) -> StepFailed:
-    replay.failed_calls[record.seq] = replay.moves
+    replay.call_failed(record.seq)
     return StepFailed(record.name, seq=record.seq, error=record.error, error_code=record.error_code)
 
 
 def _failed_as(replay: Replay, name: str, seq: int, error: BaseException) -> StepFailed:
-    replay.failed_calls[seq] = replay.moves
+    replay.call_failed(seq)
     return StepFailed(
         name, seq=seq, error=describe_exception(error), error_code=code_of_error(error)
     )

@@ -428,6 +428,97 @@ async def test_retry_makes_all_failed_calls_again_but_those_that_were_handled(
     assert done == ["handled", "one", "other", "one", "other"]
 
 
+@pytest.mark.parametrize("how", ["except", "cause", "finally", "branches", "sibling"])
+async def test_retry_makes_the_failed_call_again_if_others_came_after_it(
+    app: Duetime, how: str
+) -> None:
+    done: list[str] = []
+    fixed = False
+
+    async def charge() -> str:
+        done.append("charge")
+        if not fixed:
+            raise ValueError("no money")
+        return "paid"
+
+    async def work(what: str) -> str:
+        done.append(what)
+        return what
+
+    @app.flow(name="handled", retry=ONCE)
+    async def handled(flow: Flow) -> list[str]:
+        async def slow() -> str:
+            await flow.step(work, "first")
+            await until_true(lambda: "charge" in done)
+            return await flow.step(work, "second")
+
+        async def notify(whom: str) -> None:
+            await flow.step(work, whom)
+
+        if how == "sibling":
+            return [*await flow.gather(flow.step(charge), slow()), await flow.step(work, "ship")]
+        try:
+            paid = await flow.step(charge)
+        except StepFailed as error:
+            if how == "branches":
+                await flow.gather(notify("ann"), notify("bob"))
+            elif how != "finally":
+                await notify("ann")
+            if how == "cause":
+                raise RuntimeError("not paid") from error
+            raise
+        finally:
+            if how == "finally":
+                await notify("ann")
+        return [paid, await flow.step(work, "ship")]
+
+    async with app.worker():
+        run = await handled.start()
+        with pytest.raises(JobFailed, match="no money"):
+            await run.result()
+        before = [*done]
+        fixed = True
+        await run.retry()
+        result = await run.result()
+
+    assert result == (["paid", "second", "ship"] if how == "sibling" else ["paid", "ship"])
+    again = {"finally": ["charge", "ann", "ship"]}.get(how, ["charge", "ship"])
+    assert done[len(before) :] == again
+
+
+async def test_retry_makes_all_calls_again_that_failed_side_by_side(app: Duetime) -> None:
+    done: list[str] = []
+    fixed = False
+
+    async def book(what: str) -> str:
+        done.append(what)
+        if not fixed and what != "hotel":
+            raise ValueError(what)
+        return what
+
+    @app.flow(name="side_by_side", retry=ONCE)
+    async def side_by_side(flow: Flow) -> list[str]:
+        with contextlib.suppress(StepFailed):
+            await flow.step(book, "insurance")
+        try:
+            return [*await flow.gather(*(flow.step(book, what) for what in trip))]
+        except StepFailed:
+            await flow.step(done.append, "sorry")
+            raise
+
+    trip = ["flight", "hotel", "car"]
+    async with app.worker():
+        run = await side_by_side.start()
+        with pytest.raises(JobFailed, match="flight"):
+            await run.result()
+        assert sorted(done) == ["car", "flight", "hotel", "insurance", "sorry"]
+        fixed = True
+        await run.retry()
+        assert await run.result() == trip
+
+    assert sorted(done[5:]) == ["car", "flight"]
+
+
 async def test_a_run_whose_code_changed_can_be_retried_with_its_compensations(
     app: Duetime,
 ) -> None:
