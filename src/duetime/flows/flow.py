@@ -310,7 +310,10 @@ class Flow:
         check_name(name, what="version's name")
         here = self._replay.branch()
         record = self._replay.records.get(self._replay.number(here, here.calls + 1))
-        if record is not None and (record.kind, record.name) != ("version", name):
+        if record is None:
+            if self._replay.has_passed(here):
+                return False
+        elif (record.kind, record.name) != ("version", name):
             return False
         seq, record = self._replay.call("version", name)
         if record is None:

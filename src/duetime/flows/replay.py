@@ -227,6 +227,24 @@ class Replay:
             self._place_of[seq] = place
         return seq
 
+    def has_passed(self, branch: Branch) -> bool:
+        """Whether anything is recorded that this branch does after its last call: a call, one in a
+        branch that it makes, or one of a branch that waits for it."""
+        here: Branch | None = branch
+        while here is not None:
+            inner = f"{here.path}.".lstrip(".")
+            for seq, record in self.records.items():
+                path, _, call = (record.place or f":{seq}").partition(":")
+                if seq <= 0 or not f"{path}.".startswith(inner):
+                    continue
+                made = path.removeprefix(inner).partition(".")[0]
+                if int(call) > here.calls if path == here.path else int(made) > here.branches:
+                    return True
+            above = here.parent
+            # Any other task goes on while this one runs.
+            here = above if above is not None and here.path in above.gathered else None
+        return False
+
     def next_compensation(self) -> tuple[int, StepRecord | None]:
         """Take the number of this branch's next compensation, and what is recorded of it."""
         branch = self.branch()

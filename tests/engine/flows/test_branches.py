@@ -120,6 +120,54 @@ async def test_a_changed_branch_is_recognised(app: Duetime) -> None:
             await shortened.result()
 
 
+@pytest.mark.parametrize("where", ["before branches", "at the end of a branch"])
+async def test_a_version_followed_by_branches_lets_old_runs_go_on(app: Duetime, where: str) -> None:
+    """The calls that came after it have numbers of their branches."""
+    old = True
+    done: list[str] = []
+
+    async def work(what: str) -> str:
+        done.append(what)
+        return what
+
+    @app.flow(name="followed")
+    async def followed(flow: Flow) -> list[str]:
+        async def check() -> None:
+            if not old and await flow.version("check"):
+                await flow.step(work, "checked")
+
+        async def branch(what: str) -> str:
+            found = await flow.step(work, what)
+            if where != "before branches":
+                await check()
+            elif what == "a":
+                await flow.wait_for("go")
+            return found
+
+        if where == "before branches":
+            await check()
+        found = [*await flow.gather(branch("a"), branch("b"))]
+        if where != "before branches":
+            await flow.wait_for("go")
+        return found
+
+    async def waits() -> bool:
+        return await before.status() == "waiting"
+
+    async with app.worker():
+        before = await followed.start()
+        await until(waits)
+        old = False
+        await before.signal("go")
+        assert await before.result() == ["a", "b"]
+        assert "checked" not in done
+        after = await followed.start()
+        await after.signal("go")
+        assert await after.result() == ["a", "b"]
+
+    assert done.count("checked") == (1 if where == "before branches" else 2)
+
+
 async def test_a_version_in_a_branch_lets_old_runs_go_on(app: Duetime) -> None:
     old = True
 
