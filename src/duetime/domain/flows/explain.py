@@ -158,10 +158,12 @@ def _find_failed_step(steps: Sequence[StepInfo]) -> str | None:
     why = next((step for step in steps if step.seq == 0 and step.kind == "failure"), None)
     if why is None:
         return None
-    # A graph's failure has the name of the step, a function's the numbers of calls.
+    # A graph's failure has the name of the step, a function's the numbers of the calls that a retry
+    # makes again: those that failed, and others that came after them.
     calls = why.output if isinstance(why.output, list) else None
-    for step in steps:
-        if step.seq > 0 and (step.seq in calls if calls is not None else step.name == why.name):
+    failed = [step for step in steps if step.seq > 0 and step.state is StepState.FAILED]
+    for step in failed:
+        if step.seq in calls if calls is not None else step.name == why.name:
             return step.name
     return None
 
