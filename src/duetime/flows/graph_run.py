@@ -605,9 +605,33 @@ class RunStep:
         )
         if steps:
             return None
+        yield from self._end_stopped_maps()
         if stop.kind != FINISH and not (yield from self._compensate()):
             return None
         return (yield from self._outcome(stop))
+
+    def _end_stopped_maps(self) -> Statements:
+        """The items of maps have ended, most of them because the run stops."""
+        running = [
+            node
+            for node in self._shape.nodes
+            if node.kind is GraphKind.MAP and self._states[node.name] is StepState.RUNNING
+        ]
+        found = yield from self._statements.items(self._id, self._shape, running)
+        for name, items in found.items():
+            has_completed = not items.failed and not items.unfinished
+            self._states[name] = StepState.COMPLETED if has_completed else StepState.PENDING
+        yield from self._statements.write(
+            [
+                change(
+                    self._id, self._shape.seq(node.name), self._states[node.name],
+                    finished_at=self._now
+                    if self._states[node.name] is StepState.COMPLETED
+                    else None,
+                )
+                for node in running
+            ]
+        )  # fmt: skip
 
     def _outcome(self, stop: GraphRow) -> Statements:
         outputs = yield from self._statements.outputs([(self._id, 0, 0)])

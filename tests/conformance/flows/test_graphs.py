@@ -424,6 +424,38 @@ async def test_finish_completes_the_run_at_once(app: Duetime) -> None:
     assert stopped == ["slow"]
 
 
+@pytest.mark.parametrize("way", ["finishes", "fails"])
+async def test_no_map_is_shown_as_running_when_its_run_has_ended(app: Duetime, way: str) -> None:
+    graph = app.graph("early", retry=Constant("10ms", max_attempts=1))
+    started = asyncio.Event()
+
+    @graph.map(over="items")
+    async def slow(item: int) -> int:
+        if item == 1:
+            started.set()
+            await asyncio.sleep(30)
+        return item
+
+    @graph.step
+    async def check() -> int | Finish:
+        await started.wait()
+        if way == "fails":
+            raise ValueError("no stock")
+        return Finish({"known": True})
+
+    async with app.worker():
+        run = await graph.start(items=[0, 1])
+        if way == "fails":
+            with pytest.raises(JobFailed, match="no stock"):
+                await run.result()
+        else:
+            assert await run.result() == {"known": True}
+        states = {step.name: step.state for step in await run.steps()}
+
+    assert states["slow"] == "pending"
+    assert "running" not in states.values()
+
+
 async def test_compensations_run_in_reverse_order_of_completion(app: Duetime) -> None:
     graph = app.graph("saga", retry=SOON)
     done: list[str] = []
