@@ -166,7 +166,7 @@ def test_demo_service_has_something_on_every_screen(tmp_path: Path) -> None:
             pages = {path: browser.get(path).text for path in SCREENS}
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(20) == 0
     shop = Duetime(f"sqlite:///{tmp_path}/duetime.db")
     assert shop.sync(shop.jobs.list(state="running")) == []  # Its worker gave back what it held.
     shop.sync(shop.close())

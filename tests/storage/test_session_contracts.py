@@ -62,10 +62,9 @@ async def store(hostile_url: str) -> AsyncIterator[PostgresStore]:
 
 
 def read_settings(names: Iterable[str]) -> Statements:
-    values = {}
-    for name in names:
-        [(values[name],)] = yield f"select current_setting('{name}')", ()
-    return values
+    names = list(names)
+    [row] = yield "select " + ", ".join(f"current_setting('{name}')" for name in names), ()
+    return dict(zip(names, row, strict=True))
 
 
 async def test_postgres_pool(store: PostgresStore) -> None:
@@ -128,7 +127,7 @@ async def test_behind_a_pooler_nothing_is_set_for_a_session_that_others_use_too(
     store = PostgresStore(hostile_url, prepare=False)
     await store.open()
     found = await store.transact(read_settings(["enable_seqscan", "jit"]), reads=True)
-    prepared = await store.transact(_count_prepared(), reads=True)
+    prepared = await store.transact(_count_prepared())
     await store.close()
 
     assert found == {"enable_seqscan": "on", "jit": "on"}

@@ -57,8 +57,7 @@ async def test_a_held_lock_does_not_keep_the_doctor_waiting(file: Path) -> None:
         writer.execute("rollback")
     await app.close()
 
-    [store] = [one for one in findings if one.check == "store"]
-    assert store.code == "check_failed"
+    assert "check_failed" not in codes(findings)
     assert "write_lock_held" in codes(findings)
 
 

@@ -298,11 +298,14 @@ on conflict (body) do nothing;
 
 -- name: reminder_options_2
 with input(doc) as (select ?), g as materialized (
-    select e.value from input as i cross join json_each(i.doc, '$.doc') as e
+    select r.job_id, json_extract(e.value, '$.expired_at') as expired_at,
+        json_extract(e.value, '$.expires_at') as expires_at
+    from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_reminder as r on r.id = json_extract(e.value, '$.id') and r.status = 'armed'
 )
-update duetime_job as j set expires_at = json_extract(g.value, '$.expires_at')
-from g cross join duetime_reminder as r on r.id = json_extract(g.value, '$.id') and r.status = 'armed'
-where j.id = r.job_id and j.expires_at is json_extract(g.value, '$.expired_at');
+update duetime_job as j set expires_at = (select g.expires_at from g where g.job_id = j.id)
+where j.id in (select g.job_id from g)
+  and exists (select 1 from g where g.job_id = j.id and g.expired_at is j.expires_at);
 
 -- name: reminder_options_3
 with input(doc) as (select ?)
