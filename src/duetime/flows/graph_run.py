@@ -260,7 +260,7 @@ class RunStep:
 
     def _follow_jobs(self) -> Statements:
         """Write down how jobs have ended that have not done so themselves: those that failed, and
-        children."""
+        children. Returns the jobs that have not ended."""
         jobs: list[StepJob] = yield from self._statements.jobs(self._id)
         changes: list[dict[str, Any]] = []
         for job in jobs:
@@ -282,6 +282,7 @@ class RunStep:
                     if job.seq > 0:
                         self._states[row.name] = state
         yield from self._statements.write(changes)
+        return [job for job in jobs if not job.ended]
 
     # Going on
 
@@ -590,8 +591,9 @@ class RunStep:
 
     def _wind_down(self, stop: GraphRow) -> Statements:
         """Cancel what runs, undo what was done, and end the run. None: it has to wait for that."""
-        jobs: list[StepJob] = yield from self._statements.jobs(self._id)
-        steps = [job for job in jobs if job.seq > 0 and not job.ended]
+        # Read anew: what has ended by this read is also written down.
+        left: list[StepJob] = yield from self._follow_jobs()
+        steps = [job for job in left if job.seq > 0]
         if steps:
             if not self._is_stopped:
                 return _Stop([job.job_id for job in steps])
