@@ -56,9 +56,9 @@ async def test_a_second_signal_gives_running_jobs_back_at_once(
     [job_id] = await enqueue(app, new_job("shop.slow", seconds=60.0))
     with serving(backend.url) as process:
         await until(lambda: _is_running(app, job_id), seconds=STARTS)
-        for _ in range(2):
-            process.send_signal(signal.SIGTERM)
-            await _is_running(app, job_id)
+        # Two of the same kind may arrive as one.
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
 
         assert process.wait(20) == 0
     assert (await app.jobs.get(job_id)).state in (JobState.PENDING, JobState.RETRYING)
