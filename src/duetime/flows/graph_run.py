@@ -313,12 +313,15 @@ class RunStep:
             return _Ended((yield from self._result()))
         return None
 
-    def _end_maps(self) -> Statements:
-        maps = [
+    def _running_maps(self) -> list[Node]:
+        return [
             node
             for node in self._shape.nodes
             if node.kind is GraphKind.MAP and self._states[node.name] is StepState.RUNNING
         ]
+
+    def _end_maps(self) -> Statements:
+        maps = self._running_maps()
         for name, items in (yield from self._statements.items(self._id, self._shape, maps)).items():
             node = self._shape[name]
             if items.failed and not node.optional:
@@ -614,11 +617,7 @@ class RunStep:
 
     def _end_stopped_maps(self) -> Statements:
         """The items of maps have ended, most of them because the run stops."""
-        running = [
-            node
-            for node in self._shape.nodes
-            if node.kind is GraphKind.MAP and self._states[node.name] is StepState.RUNNING
-        ]
+        running = self._running_maps()
         found = yield from self._statements.items(self._id, self._shape, running)
         for name, items in found.items():
             has_completed = not items.failed and not items.unfinished

@@ -449,7 +449,7 @@ class Replay:
         return records
 
     def retry_after(self, given: Policy, attempt: int, error: BaseException) -> timedelta | None:
-        """How long to wait before the next attempt (None: there is none); raise
+        """How long to wait before the next attempt, or None if it is not tried again. Raises
         `RetryPolicyFailed`."""
         policy, retry_on = given
         if isinstance(error, Snooze):

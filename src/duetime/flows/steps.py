@@ -312,7 +312,8 @@ def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **chang
 def _plan_retry(
     replay: Replay, called: StepFunction, attempt: int, error: BaseException
 ) -> tuple[timedelta | None, BaseException]:
-    """How long to wait before the next attempt (None: there is none), and the error to record."""
+    """How long to wait before the next attempt, or None if it is not tried again; and the error to
+    record."""
     try:
         return replay.retry_after(called.retry or replay.policy, attempt, error), error
     except RetryPolicyFailed as failed:

@@ -237,8 +237,8 @@ class DeliveryStatements(SendStatements):
     ) -> str | None:
         """The first recipient, in the order of now, who was not reminded yet.
 
-        None if there is none, if somebody has acknowledged, or if another reminder escalates
-        later by itself: it is still to be sent, or was sent after `since`.
+        None if everybody was reminded, if somebody has acknowledged, or if another reminder
+        escalates later by itself: it is still to be sent, or was sent after `since`.
         """
         known: dict[str, Row] = {row[1]: row for row in group if row[2] not in _GONE}
         if any(row[3] is not None for row in group):
