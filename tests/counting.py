@@ -1,7 +1,9 @@
-"""Counts the statements that a store runs, and the round trips that they take."""
+"""Counts the statements that a store runs, the round trips that they take, and the rows that
+PostgreSQL reads for them."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import psycopg
@@ -10,6 +12,44 @@ import pytest
 from duetime.storage.postgres.calls import Calls
 from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.store import Statements, Store
+from tests.waiting import PATIENCE
+
+_OTHERS = """
+select from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+"""
+_READ = """
+select coalesce(sum(seq_scan), 0)::bigint,
+    coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint
+from {view} where relname = any (%s)
+"""
+
+
+def is_alone(connection: psycopg.Connection[Any]) -> bool:
+    """Whether all other sessions of the database have ended, and so reported what they read."""
+    return connection.execute(_OTHERS).fetchone() is None
+
+
+def rows_read(url: str, tables: list[str]) -> tuple[int, int]:
+    """Sequential scans and rows read so far. Call it while nothing is connected."""
+    deadline = time.monotonic() + PATIENCE
+    with psycopg.connect(url, autocommit=True) as connection:
+        # A session that was closed ends, and reports, a moment later.
+        while not is_alone(connection):
+            assert time.monotonic() < deadline, "another session stays connected"
+            time.sleep(0.01)
+        return _read(connection, "pg_stat_user_tables", tables)
+
+
+def rows_read_here(connection: psycopg.Connection[Any], tables: list[str]) -> tuple[int, int]:
+    """Sequential scans and rows read in the current transaction of this session."""
+    return _read(connection, "pg_stat_xact_user_tables", tables)
+
+
+def _read(connection: psycopg.Connection[Any], view: str, tables: list[str]) -> tuple[int, int]:
+    row = connection.execute(_READ.format(view=view).encode(), [tables]).fetchone()
+    assert row is not None
+    return row[0], row[1]
 
 
 class Counted:

@@ -42,12 +42,19 @@ async def until_true(condition: Callable[[], object], *, seconds: float = PATIEN
 
 async def waits(url: str) -> bool:
     """Whether a session of a PostgreSQL database waits for a lock."""
+    return await count_waits(url) > 0
+
+
+async def count_waits(url: str, *, longer_than: float = 0.0) -> int:
+    """How many sessions of a PostgreSQL database wait for a lock, for more than these seconds."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(
             "select from pg_stat_activity"
             " where wait_event_type = 'Lock' and datname = current_database()"
+            " and clock_timestamp() - query_start >= make_interval(secs => %s)",
+            [longer_than],
         )
-        return bool(await cursor.fetchall())
+        return len(await cursor.fetchall())
 
 
 @contextmanager

@@ -65,8 +65,12 @@ class Database:
         """Close this event loop's connections. It can be used again afterwards."""
         for stores in (self.stores, self._replicas):
             opening = stores.pop(asyncio.get_running_loop(), None)
-            if opening is not None and not _has_failed(opening):
-                await (await opening).close()
+            if opening is None:
+                continue
+            # If it cannot be opened, whoever needs it gets the error: nothing is to be closed.
+            await asyncio.wait([opening])
+            if not _has_failed(opening):
+                await opening.result().close()
 
     def forget_parent(self) -> None:
         """In a forked process, the connections and the workers belong to the parent."""
@@ -108,7 +112,7 @@ class Database:
 
     async def _open_store(self) -> Store:
         if not self.checked:
-            await asyncio.to_thread(self._check_schema)
+            await asyncio.to_thread(self.check_schema)
         # Off the event loop, since it imports the driver and reads the statements.
         store = await asyncio.to_thread(make_store, self._app.settings)
         await store.open()
@@ -124,7 +128,9 @@ class Database:
         await store.open()
         return store
 
-    def _check_schema(self) -> None:
+    def check_schema(self) -> None:
+        """Migrate if the app does so, and raise `SchemaMismatch` if the tables are not as expected.
+        Once is enough."""
         from duetime.storage.migrations import check_version, upgrade
 
         with self._check_lock:

@@ -225,7 +225,7 @@ def change_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 
 
 def read_whole_number(text: str) -> int | None:
-    """Return the number that is written in the digits 0 to 9; None if it is none.
+    """Return the number that is written in the digits 0 to 9; None if it is not a number.
 
     >>> read_whole_number("50"), read_whole_number("5_0"), read_whole_number("\u0665\u0660")
     (50, None, None)

@@ -77,6 +77,16 @@ def test_migrations_page_leads_to_the_schema_that_the_package_needs() -> None:
     assert f"DuetimeUpgrade(to={postgres})" in page
 
 
+def test_patroni_of_the_manual_may_connect_to_its_own_server() -> None:
+    page = (DOCS / "guide" / "failover.md").read_text()
+    [config] = re.findall(r"^```yaml title=.*?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    # It listens on every address, so Patroni connects to localhost.
+    assert 'listen: "0.0.0.0:5432"' in config
+    assert "- host all all 127.0.0.1/32 " in config
+    assert "- host replication replicator 127.0.0.1/32 " in config
+
+
 def test_every_setting_is_in_the_manual() -> None:
     assert missing("settings", Settings.__struct_fields__) == []
 

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
-from duetime import Context, Duetime
+from duetime import Context, Duetime, Flow
 from duetime.errors import InvalidInput, InvalidResult
 from tests.conftest import Backend
 
@@ -68,3 +69,35 @@ async def test_a_result_and_progress_are_not_made_null(backend: Backend) -> None
         info.error
         == "The result holds nan, which JSON does not support. Use None or a finite number."
     )
+
+
+@pytest.mark.parametrize("text", ["1e999", "[-1.8E+308]", '{"a": 1' + 400 * "0" + ".5}"])
+async def test_json_that_is_given_as_text_holds_none(backend: Backend, text: str) -> None:
+    app = Duetime(backend.url, migrate=True)
+    raw = msgspec.Raw(text.encode())
+
+    @app.task(name="add")
+    async def add(small: int, raw: msgspec.Raw) -> None: ...
+
+    @app.flow(name="wait")
+    async def wait(flow: Flow) -> None:
+        await flow.wait_for("number")
+
+    run = await wait.start()
+    refused = "holds a number that is too large to be read"
+    with pytest.raises(InvalidInput, match=f"argument 'raw' {refused}"):
+        await add.enqueue(1, raw)
+    with pytest.raises(InvalidInput, match=refused):
+        await app.schedules.put("s", "unknown", "@daily", args={"number": raw})
+    with pytest.raises(InvalidInput, match=refused):
+        await app.subjects.put("s", due=DUE, data={"price": raw})
+    with pytest.raises(InvalidInput, match=refused):
+        await run.signal("number", raw)
+    with pytest.raises(InvalidInput, match=refused):
+        await app.flows.signal_all("number", raw, correlation="c")
+    with pytest.raises(InvalidInput, match="NUL"):
+        await add.enqueue(1, msgspec.Raw(b'"\\u0000"'))
+    await run.signal("number", msgspec.Raw(b"[1.7e308, null]"))
+
+    assert [job.id for job in await app.jobs.list()] == [run.id]
+    await app.close()

@@ -306,3 +306,27 @@ def test_a_handle_shows_what_it_is_and_tells_its_verbs() -> None:
     assert handle != app.queues["daily"]
     assert len({handle, app.schedules["daily"]}) == 1
     assert type(handle).pause.__doc__ == type(app.schedules).pause.__doc__
+
+
+@pytest.mark.parametrize("given", [5, None, [5], [[]]])
+async def test_a_state_of_a_wrong_type_is_refused(app: Duetime, given: Any) -> None:
+    for list_page, what in (
+        (app.jobs.list, "is not a job state"),
+        (app.jobs.requeue_many, "is not a job state"),
+        (app.flows.list, "is not a state of a run"),
+    ):
+        with pytest.raises(InvalidInput, match=what):
+            await list_page(state=given)
+
+
+@pytest.mark.parametrize("given", [5, [], {}])
+async def test_a_name_or_a_status_of_a_wrong_type_is_refused(app: Duetime, given: Any) -> None:
+    await app.schedules.put("daily", "report", "0 9 * * *")
+    with pytest.raises(InvalidInput, match="is not a status of a reminder"):
+        await app.reminders.list(status=given)
+    with pytest.raises(InvalidInput, match="resend_many\\(\\) cannot send reminders"):
+        await app.reminders.resend_many(status=given)
+    with pytest.raises(InvalidInput, match="is not a status of a tick"):
+        await app.schedules.history("daily", status=given)
+    with pytest.raises(InvalidInput, match="The flow must be a string"):
+        await app.flows.start(given)

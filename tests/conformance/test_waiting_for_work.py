@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -19,6 +20,13 @@ def app(backend: Backend) -> Iterator[Duetime]:
     app = Duetime(backend.url, migrate=True)
     yield app
     app.sync(app.close())
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def enqueue(url: str, queue: str = "default") -> None:
@@ -59,6 +67,44 @@ def test_a_wait_ends_after_its_time_out(app: Duetime, backend: Backend) -> None:
 
     with pytest.raises(DuetimeError, match="Listen first"):
         events.wait()
+
+
+def test_a_job_for_later_wakes_when_it_is_enqueued(app: Duetime) -> None:
+    @app.task
+    def work() -> None: ...
+
+    with app.listen() as events:
+        work.using(delay="5m").enqueue_sync()
+
+        assert events.wait("30s") == NOTIFIED
+
+
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+def test_an_open_transaction_that_enqueues_holds_up_nothing(app: Duetime, backend: Backend) -> None:
+    @app.task
+    def work() -> None: ...
+
+    app.sync(app.store())
+    answers: list[WakeUp | None] = []
+    committed = threading.Event()
+
+    def listen() -> None:
+        with app.listen() as events:
+            answers.append(events.wait("50ms"))
+            committed.wait(60)
+            answers.append(events.wait("30s"))
+
+    with psycopg.connect(backend.url) as connection:
+        work.using(tx=connection).enqueue_sync()
+        listener = threading.Thread(target=listen)
+        listener.start()
+        in_time = wait_until(lambda: bool(answers))
+        connection.commit()
+    committed.set()
+    listener.join(60)
+
+    assert in_time
+    assert answers == [None, NOTIFIED], "it did not wake us, but is there now"
 
 
 @pytest.mark.parametrize("backend", ["postgres15"], indirect=True)

@@ -27,6 +27,8 @@ from tests.mutants.mutant import ENTRIES, TREE, Mutant, Stale, load_mutants, mut
 
 TEST_SECONDS = 60
 """A test that takes longer hangs: that is a failure too."""
+RUN_SECONDS = 180
+"""So does a run of the tests of a mutant, such as when the event loop cannot be closed."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest; the others mean that the tests did not run."""
 NOT_COPIED = shutil.ignore_patterns(".*", "site", "__pycache__", "*.egg-info")
@@ -149,20 +151,24 @@ def _write(path: Path, text: str) -> None:
 
 
 def _pytest(mutant: Mutant, copy: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=short"),
-            *("-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS)),
-            *("-k", _backends(mutant), *mutant.tests),
-        ],
-        cwd=copy,
-        # Before the installed one: the copy is tested.
-        env=os.environ | {"PYTHONPATH": str(copy / "src")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=short"),
+                *("-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS)),
+                *("-k", _backends(mutant), *mutant.tests),
+            ],
+            cwd=copy,
+            # Before the installed one: the copy is tested.
+            env=os.environ | {"PYTHONPATH": str(copy / "src")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=RUN_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED, f"The tests had not ended after {RUN_SECONDS} s."
     return done.returncode, done.stdout
 
 

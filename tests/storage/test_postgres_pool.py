@@ -80,6 +80,26 @@ async def test_a_connection_goes_to_whoever_waits_for_it(pool: Pool) -> None:
     assert second is first
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_who_is_cancelled_as_a_connection_comes_does_not_go_on(
+    pool: Pool, turns: int
+) -> None:
+    first = await pool.take(20)
+    waiting = asyncio.create_task(pool.take(20))
+    await until_true(lambda: pool.get_stats().get("requests_waiting"))
+    giving = asyncio.create_task(pool.give_back(first))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if waiting.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    else:
+        await pool.give_back(await waiting)
+    await giving
+
+    await pool.give_back(await pool.take(20))
+
+
 async def test_a_connection_in_a_transaction_is_not_kept(pool: Pool) -> None:
     first = await pool.take(20)
     await first.execute("begin")

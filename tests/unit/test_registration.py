@@ -378,7 +378,7 @@ def test_a_second_handler_is_refused(app: Duetime, load: Load, what: str) -> Non
     }
     handler = handlers[what]
     assert handler is not None
-    assert handler(None) == "edited"
+    assert handler.function(None) == "edited"
 
 
 def test_a_handler_that_is_refused_changes_no_options(app: Duetime) -> None:
@@ -392,7 +392,8 @@ def test_a_handler_that_is_refused_changes_no_options(app: Duetime) -> None:
         def second(reminder: Any, ctx: Context) -> None: ...
 
     assert app.tasks["duetime.remind"].options.max_attempts == 2
-    assert app._sender.handler is first
+    assert app._sender.handler is not None
+    assert app._sender.handler.function is first
 
 
 def test_an_option_of_all_reminders_is_given_once(app: Duetime) -> None:

@@ -164,6 +164,9 @@ def _act_on(
     another worker goes on from what is recorded. Returns the progress.
     """
     yield from _hold_claim(dialect, job)
+    if request.action == "reschedule":
+        # Before the jobs: everyone who changes a schedule and its runs locks the schedule first.
+        yield from ScheduleStatements(dialect).lock_owners(ids)
     # In one order: two bulk actions on the same jobs wait for each other, and cannot deadlock.
     yield from dialect.run("lock_jobs", list(ids))
     done = yield from _change(dialect, request, ids, job.id)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from duetime.domain.jobs.job import Enqueued, NewJob
-from duetime.engine.batching import Batcher
+from duetime.engine.batching import Batcher, process_alone_if_refused
 from duetime.errors import TransactionConflict, TransientError
 
 if TYPE_CHECKING:
@@ -27,15 +27,25 @@ class Gathering:
         self._batches: Batcher[NewJob, Enqueued | None] = Batcher(
             self._enqueue_together, at_once=True, wait_on_cancel=True
         )
+        self._keyed: Batcher[NewJob, Enqueued | Exception] = Batcher(
+            self._enqueue_in_turn, at_once=True
+        )
 
     async def enqueue(self, job: NewJob) -> Enqueued:
         # A job with a key may have to wait for a transaction that holds the key, one without a key
         # never does: they are not enqueued together.
         enqueued = await self._batches.submit(job, group=job.key is not None)
-        if enqueued is None:
+        if enqueued is not None:
+            return enqueued
+        if job.key is None:
             store = await self._app.store()
             [enqueued] = await store.enqueue([job])
-        return enqueued
+            return enqueued
+        # However many wait for a key that an open transaction holds, they occupy one connection.
+        answer = await self._keyed.submit(job, group=(job.task, job.key))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def _enqueue_together(self, jobs: Sequence[NewJob]) -> Sequence[Enqueued | None]:
         """Enqueue jobs of several callers. None: they were refused together and nothing was stored,
@@ -54,6 +64,11 @@ class Gathering:
             if len(jobs) == 1:
                 raise
         return [None] * len(jobs)
+
+    async def _enqueue_in_turn(self, jobs: Sequence[NewJob]) -> Sequence[Enqueued | Exception]:
+        """Enqueue jobs that have the same key, after the transaction that holds it."""
+        store = await self._app.store()
+        return await process_alone_if_refused(store.enqueue, jobs)
 
     def _idle_worker(self, store: Store, job: NewJob) -> Worker | None:
         """A worker of this event loop that would claim the job next.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -81,9 +81,15 @@ def make_filter(
     )
 
 
+def list_states(given: Any) -> list[Any]:
+    """One state or several, as a list that is yet to be checked."""
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    return [given] if is_one else list(given)
+
+
 def read_states(given: Any) -> tuple[JobState, ...]:
     """Return the states that `state=` names; raise `InvalidInput`."""
-    items = [given] if isinstance(given, str) else list(given)
+    items = list_states(given)
     try:
         return tuple(dict.fromkeys(JobState(item) for item in items))
     except ValueError:

@@ -259,7 +259,10 @@ class Jobs:
     async def reschedule(
         self, job_id: int, at: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Move a waiting job to another time; a schedule's run as `schedules.reschedule` does."""
+        """Move a waiting job to another time; a schedule's run as `schedules.reschedule` does.
+
+        Raises `InvalidInput` if the job would have expired by then.
+        """
         check_job_id(job_id)
         check_moment(at, name="at")
         actor = check_actor(by)

@@ -28,8 +28,8 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     reason: Literal["notified", "reconnected"]
-    """`notified`: something was enqueued in the queue, or is due now. `reconnected`: the connection
-    was lost meanwhile, so that something may have been missed."""
+    """`notified`: something was enqueued in the queue, for now or for later. `reconnected`: the
+    connection was lost meanwhile, so that something may have been missed."""
 
 
 class Listening:
@@ -61,7 +61,8 @@ class Listening:
     def wait(self, timeout: Duration = "30s") -> WakeUp | None:
         """Return the next wake-up, or None after `timeout`. Those since the last call count, too.
 
-        A wake-up is a hint: read the queue, and expect that there may be nothing.
+        A wake-up is a hint: read the queue, and expect that there may be nothing. A job for later
+        wakes when it is enqueued, not when it is due, and only if that is within ten minutes.
         """
         if self._sleeper is None:
             raise DuetimeError("Listen first: `with app.listen() as events: events.wait()`.")
@@ -71,23 +72,31 @@ class Listening:
     async def _open(self) -> None:
         store = await self._app.store()
         self._sleeper = await store.sleeper(_NOBODY)
-        await self._be_told(self._sleeper)
+        await self._sleeper.fall_asleep([self._queue])
 
     async def _wait(self, sleeper: Sleeper, span: timedelta) -> WakeUp | None:
         end = time.monotonic() + span.total_seconds()
+        if not sleeper.asleep:
+            # An enqueue was under way and does not wake us. When it is not any more, it may be
+            # there to be read.
+            done = await self._fall_asleep(sleeper, end)
+            return WakeUp(queue=self._queue, reason="notified") if done else None
         while True:
-            await self._be_told(sleeper)
             reason = await sleeper.sleep(max(0.0, end - time.monotonic()))
-            if reason == "notified":
+            if reason in ("notified", "announced"):
                 return WakeUp(queue=self._queue, reason="notified")
             if reason == "reconnected":
                 # Whoever now reads what is there misses nothing that comes after.
-                await self._be_told(sleeper)
+                await sleeper.fall_asleep([self._queue])
                 return WakeUp(queue=self._queue, reason="reconnected")
             if time.monotonic() >= end:
                 return None
 
-    async def _be_told(self, sleeper: Sleeper) -> None:
-        """From now on every enqueue is reported, also between two calls of `wait`."""
-        while not sleeper.asleep and not await sleeper.fall_asleep([self._queue]):  # noqa: ASYNC110
-            await asyncio.sleep(_PATIENCE)
+    async def _fall_asleep(self, sleeper: Sleeper, end: float) -> bool:
+        """From now on every enqueue is reported, also between two calls of `wait`. False: a
+        transaction that enqueues is still open."""
+        while not await sleeper.fall_asleep([self._queue]):
+            if (left := end - time.monotonic()) <= 0:
+                return False
+            await asyncio.sleep(min(_PATIENCE, left))
+        return True

@@ -38,7 +38,7 @@ async def start_worker(
 
 
 def _keep_track(app: Duetime, worker: Worker, running: asyncio.Task[None]) -> None:
-    """For probes: which workers run here. One that ended without being told to stop stays."""
+    """For probes: which workers run here. One that stops unasked is still listed."""
     entry = (worker, running)
     app._running_workers.append(entry)
 

@@ -86,8 +86,9 @@ REASONS = {
     "reminder_ended": "the reminder is {status}[: {why:reason}]",
     "just_ended": "it was sent or withdrawn just now",
     "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
-    "settings_changed": "the settings of {recipient} were changed, so it was sent at once; "
+    "settings_changed": "its wait ended early because the settings of {recipient} were changed; "
     "otherwise {why:reason}",
+    "became_urgent": "its wait ended early because its rule is urgent now; otherwise {why:reason}",
     "let_out": "{by} had it sent at once[; otherwise {why:reason}]",
     "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
     "{recipient}",
@@ -142,8 +143,11 @@ REASONS = {
     "due_out_of_range": "its due time is not between the years 1970 and 9000",
     "scope_too_long": "its scope has more than {limit} characters: it is in none",
     "too_many_recipients": "it has more than {limit} recipients: nobody is reminded",
+    "recipients_unreadable": "its recipients are neither a name nor a list of names: nobody is "
+    "reminded",
     "recipient_too_long": "a recipient of more than {limit} characters is left out",
     "data_too_large": "its data takes more than 1 MiB: none is kept",
+    "data_too_deep": "its data is nested in more than {limit} levels: none is kept",
     "id_too_long": "its id is too long, and is shortened",
     "rule_unreadable": "the rule {rule!r} cannot be read and is left out: write minutes before the "
     "due time, such as 60, or a text such as '-1h'",
@@ -247,10 +251,10 @@ class Explanation(msgspec.Struct, frozen=True):
         return self.sentence
 
     @property
-    def untold_steps(self) -> list[Explanation]:
-        """The steps that neither the sentence nor a check tells."""
-        told = [self.sentence, *(check.sentence for check in self.checks if check.sentence)]
-        text = " ".join(told).casefold()
+    def other_steps(self) -> list[Explanation]:
+        """The steps that neither the sentence nor a check mentions."""
+        said = [self.sentence, *(check.sentence for check in self.checks if check.sentence)]
+        text = " ".join(said).casefold()
         return [step for step in self.steps if step.sentence.casefold().rstrip(".") not in text]
 
 

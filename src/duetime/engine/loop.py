@@ -82,6 +82,8 @@ class Loop:
         self.outage = Outage(worker.name)
         self._limited: list[str] = []
         """The worker's queues that have limits."""
+        self._limited_left = False
+        """The last claim took as many of their jobs as the runners could: more may be due."""
         self.unsure = False
         """A call failed, so its effect is unknown until the next `flush`."""
         self.takes_runs = True
@@ -93,6 +95,9 @@ class Loop:
         """When to release again the claims that this worker does not know of."""
         self._recording: asyncio.Task[None] | None = None
         """Records finished jobs while the loop claims."""
+        self._recorded: list[FinishedJob] = []
+        """Jobs whose handlers have recorded their completion, since the event loop's last turn:
+        those that one transaction completed are reported together."""
         self._gating: set[asyncio.Task[None]] = set()
         """Followers that decide which claimed jobs start."""
         self._quarantined: ClaimedJob | None = None
@@ -121,8 +126,7 @@ class Loop:
         try:
             if self.unsure or time.monotonic() >= self._reconcile_at:
                 await self._reconcile()
-            for job_id in await self.pace.sleeper.cancelled_jobs():
-                self.runners.cancel(job_id)
+            await self.follow_cancellations()
             if self._quarantine_next:
                 self._quarantine_next = False
                 await self.claim_quarantined()
@@ -130,6 +134,8 @@ class Loop:
                 # Somebody may wait for its result, and need not wait for what we read next.
                 await self._claim_and_record(0)
                 await asyncio.sleep(0)
+            if self._limited_left and self._room_for_limited:
+                self.pace.should_claim = True
             room = self.runners.room(2 * self._settings.batch) if self.pace.should_claim else 0
             if room > 0:
                 await self._linger(room)
@@ -152,6 +158,11 @@ class Loop:
                 await self.back_off(error)
             else:
                 self._refusal = error
+
+    async def follow_cancellations(self) -> None:
+        """Cancel the handlers of jobs that were cancelled since the last look."""
+        for job_id in await self.pace.sleeper.cancelled_jobs():
+            self.runners.cancel(job_id)
 
     async def _look(self) -> None:
         """Check whether something is due after all, as a notification may have been lost. It is
@@ -247,6 +258,7 @@ class Loop:
             self._report(finished, answer)
         if want:
             claimed = len(answer.claimed)
+            self._limited_left = False
             if self._limited and self._lease.fenced is None:
                 claimed += await self._claim_limited(answer)
             pace.backlog = claimed >= want and not early
@@ -266,18 +278,22 @@ class Loop:
         return first is None or (first - moment).total_seconds() > self.pace.lead
 
     async def _claim_limited(self, answer: Exchange) -> int:
-        """Claim from limited queues only what the runners can take next: it counts as running."""
-        held = sum(job.limited for job in self.holdings)
+        """Claim from limited queues only what the runners can take next: it counts as running, and
+        as part of the rate."""
+        want = self._room_for_limited
         more = await self._store.exchange(
-            self._lease.worker_id,
-            limited=self._limited,
-            want=max(0, self._settings.concurrency - held),
-            look_ahead=True,
+            self._lease.worker_id, limited=self._limited, want=want, look_ahead=True
         )
+        self._limited_left = len(more.claimed) >= want
         self._accept(more.claimed, time.monotonic())
         times = [at for at in (answer.next_run_at, more.next_run_at) if at is not None]
         answer.next_run_at = min(times) if times else None
         return len(more.claimed)
+
+    @property
+    def _room_for_limited(self) -> int:
+        held = sum(job.limited for job in self.holdings)
+        return max(0, self._settings.concurrency - held - self.runners.occupied)
 
     # Claimed jobs
 
@@ -423,13 +439,18 @@ class Loop:
         if finished is not None and not finished.recorded:
             self.holdings.finished.append(finished)
         elif finished is not None:
-            self._followers.finished([finished])
-            self._followers.attempted([finished])
-            self._events.jobs_finished(self._worker, [finished])
+            if not self._recorded:
+                asyncio.get_running_loop().call_soon(self._report_recorded)
+            self._recorded.append(finished)
         if job.limited:
             self.pace.should_claim = True
         if len(self.holdings.finished) <= 1:
             self.pace.sleeper.interrupt()
+
+    def _report_recorded(self) -> None:
+        recorded, self._recorded = self._recorded, []
+        if recorded:
+            self._report(recorded, Exchange())
 
     def _report(self, attempts: Sequence[FinishedJob], answer: Exchange) -> None:
         """Tell followers and the log how attempts finished, as the database recorded it."""
@@ -471,6 +492,7 @@ class Loop:
     async def flush(self) -> None:
         """Record finished jobs and give back what must be. After a failed call, also release the
         claims that we do not know of. Idempotent, whatever earlier attempts did."""
+        self._report_recorded()
         if self._recording is not None:
             await asyncio.wait([self._recording])
         finished, closed = self.holdings.take_finished()

@@ -24,6 +24,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES, LogLines
+from duetime.domain.jobs.outcome import Snooze
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.engine.context import CANCELLED, Claimant, Context, no_claimant
@@ -54,9 +55,12 @@ STOPPING = "the worker is stopping"
 _PREFETCH_SECONDS = 0.1
 """About how much work a worker claims ahead of its handlers."""
 _SOON_SECONDS = 0.02
+"""Of jobs that fall due at the same moment, a worker takes so many that the last one waits about
+so long for the others."""
 _MAX_SOON = 4.0
-"""Of jobs that fall due at the same moment, a worker takes at most this many for each runner, and
-only so many that the last one waits about so long for the others."""
+"""At most this many for each runner, unless handlers are quick."""
+_START_SECONDS = 4e-5
+"""About how long the worker itself needs for a job."""
 _YIELD_SECONDS = 0.001
 _SPIN_SECONDS = 0.0012
 """Shortly before a job is due, each iteration of the event loop checks whether it is."""
@@ -192,9 +196,10 @@ class Runners:
     @property
     def soon(self) -> int:
         """How many more jobs could start within milliseconds: several on each runner while handlers
-        are fast."""
+        are fast, and hundreds while they are so quick that they could run one after another."""
         each = min(_MAX_SOON, _SOON_SECONDS / max(self._mean_seconds, 1e-5))
-        return max(0, int(self._concurrency * max(1.0, each)) - self._held)
+        quick = _SOON_SECONDS / (self._mean_seconds + _START_SECONDS)
+        return max(0, int(max(self._concurrency * max(1.0, each), quick)) - self._held)
 
     def room(self, max_prefetch: int) -> int:
         """How many more jobs may be claimed: many while handlers are fast, few while slow."""
@@ -204,6 +209,17 @@ class Runners:
     @property
     def _held(self) -> int:
         return len(self.running) + len(self.waiting) + len(self._early)
+
+    @property
+    def occupied(self) -> int:
+        """How many runners are not expected to be free soon: each has run the same job for longer
+        than is claimed ahead. Jobs of limited queues are left out, unless they were abandoned."""
+        before = time.monotonic() - _PREFETCH_SECONDS
+        return sum(
+            (not running.job.limited or running.is_abandoned)
+            and running.received + running.started_us / 1e6 < before
+            for running in self.running
+        )
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
         """Run jobs as soon as a runner is free, those claimed early not before they are due."""
@@ -222,8 +238,11 @@ class Runners:
             self._set_timer(now)
             items = [item for item in items if item[0].not_before <= now]
         if limited := [item for item in items if item[0].limited]:
-            # They come first: while they wait here, other workers count them as running.
-            self.waiting.extendleft(limited)
+            # They come first: while they wait here, other workers count them as running. Those
+            # that already wait were claimed before them, and stay before them.
+            place = sum(job.limited for job, _, _ in self.waiting)
+            for index, item in enumerate(limited, place):
+                self.waiting.insert(index, item)
             items = [item for item in items if not item[0].limited]
         self.waiting.extend(items)
         self._wake_runners(len(items) + len(limited))
@@ -520,6 +539,10 @@ class Runners:
     ) -> FinishedJob | None:
         job, context = running.job, running.context
         if context is not None and context.suspended:
+            if isinstance(value, Snooze):
+                record = self._make_record(running, value)
+                record.recorded = True
+                return record
             again, outcome = timedelta(0), AttemptOutcome.SNOOZED
             return FinishedJob(
                 job,

@@ -31,6 +31,7 @@ from duetime.engine.services import (
 )
 from duetime.engine.stopping import Stopping
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError
+from duetime.interpreter import frequent_switches
 from duetime.settings import Settings
 from duetime.storage.store import Beat, Look, Store
 from duetime.telemetry.events import Events, Outage, log_event
@@ -133,7 +134,8 @@ class Worker:
         self.outage.worked("start")
         self._events.worker_started(self.name, self._settings.queues, self._state)
         try:
-            await self._run_loop_until_stopped()
+            with frequent_switches:
+                await self._run_loop_until_stopped()
         finally:
             self.loop.takes_runs = False
             services_stop.set()
@@ -194,8 +196,8 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it claims jobs: it has started, holds its lease, and was not told to stop. May be
-        read from any thread."""
+        """Whether it claims jobs: it has started, holds its lease, and was not asked to stop. Any
+        thread may read it."""
         return (
             self.started.is_set()
             and not self.stopping.requested.is_set()
@@ -308,9 +310,11 @@ class Worker:
         return len(unfinished)
 
     async def _flush(self) -> bool:
-        """Record finished jobs while stopping. Returns whether that succeeded."""
+        """Record finished jobs while stopping, and stop cancelled ones. Returns whether that
+        succeeded."""
         try:
             async with self.stopping.in_time():
+                await self.loop.follow_cancellations()
                 await self.loop.flush()
         except StorageError as error:
             if not self.stopping.on_corruption(error):

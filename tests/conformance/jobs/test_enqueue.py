@@ -52,10 +52,16 @@ async def test_every_option_is_stored(store: Store, clock: Clock) -> None:
     assert (job.timeout, job.expires_at) == (seconds(1.5), clock.after("2h"))
 
 
+@pytest.mark.parametrize(
+    ("key", "others"), [(None, []), (None, ["noop"]), (None, ["another"]), ("k", [])]
+)
 async def test_delay_counts_from_now_and_expiry_from_the_due_time(
-    store: Store, clock: Clock
+    store: Store, clock: Clock, key: str | None, others: list[str]
 ) -> None:
-    job = await get(store, await enqueue(store, delay=seconds(60), expires_after=seconds(30)))
+    """PostgreSQL has a statement for jobs of one kind, one for several kinds, and one for keys."""
+    times: dict[str, Any] = {"delay": seconds(60), "expires_after": seconds(30)}
+    jobs = [NewJob(task=task, key=key, **times) for task in ["noop", *others]]
+    job = await get(store, (await store.enqueue(jobs))[0].job_id)
 
     assert job.run_at == clock.after("60s")
     assert job.expires_at == clock.after("90s")
@@ -286,9 +292,15 @@ async def test_key_is_free_when_its_job_was_cancelled(store: Store) -> None:
     assert (await answer(store, key="k")).action == "created"
 
 
-async def test_hold_keeps_the_key_after_completion(store: Store, clock: Clock, hand: Hand) -> None:
+@pytest.mark.parametrize("others", [0, 1])
+async def test_hold_keeps_the_key_after_completion(
+    store: Store, clock: Clock, hand: Hand, others: int
+) -> None:
+    """A job that finishes alone is recorded by a statement of its own."""
     first = await answer(store, key="k", hold=seconds(60))
-    await hand.finish(await hand.claim_one())
+    for number in range(others):
+        await answer(store, key=f"other:{number}")
+    await hand.finish(*await hand.claim())
     await clock.advance("59s")
     within = await answer(store, key="k", on_conflict="reject")
     await clock.advance("1s")

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import msgspec
+import psycopg
 import pytest
 
 from duetime import Duetime
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.errors import DatabaseUnreachable, InvalidInput, KeyConflict
 from tests.conftest import Backend
-from tests.waiting import until_true
+from tests.waiting import count_waits, until, until_true
 
 
 class Gate:
@@ -241,6 +242,60 @@ async def test_jobs_with_and_without_keys_do_not_wait_for_each_other(
     await asyncio.gather(keyed, plain)
 
     assert [len(batch) for batch in gate.batches] == [1, 1]
+
+
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+async def test_many_that_wait_for_a_held_key_leave_connections_to_others(
+    app: Duetime, backend: Backend
+) -> None:
+    many = app.settings.pool_size * 3
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await app.jobs.enqueue("note", {"number": 0}, key="held", tx=connection)
+        waiting = [start(app, number, key="held") for number in range(1, many)]
+        others = [start(app, many, key="other"), start(app, many + 1)]
+        await asyncio.wait_for(asyncio.gather(*others), 20)
+        await until(lambda: count_waits(backend.url, longer_than=0.3))
+        await asyncio.wait_for(asyncio.gather(start(app, many + 2), start(app, many + 3)), 20)
+        sessions = await count_waits(backend.url)
+        early = [task for task in waiting if task.done()]
+        waiting.pop().cancel()
+        await connection.rollback()
+    handles = await asyncio.wait_for(asyncio.gather(*waiting), 20)
+
+    assert early == []
+    assert sessions == 1
+    assert sorted(handle.action for handle in handles) == ["created"] + ["existing"] * (many - 3)
+    assert len({handle.id for handle in handles}) == 1
+    assert len(await numbers(app)) == 5
+
+
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+@pytest.mark.parametrize("together", [False, True], ids=["singly", "together"])
+async def test_many_that_wait_for_several_held_keys_leave_connections_to_others(
+    app: Duetime, backend: Backend, together: bool
+) -> None:
+    keys = [f"held {number}" for number in range(app.settings.pool_size * 3)]
+
+    def enqueue(key: str) -> asyncio.Task[Any]:
+        jobs = [app.jobs.define("note", {"number": number}, key=key) for number in (1, 2)]
+        return asyncio.create_task(app.enqueue_many(jobs)) if together else start(app, 1, key=key)
+
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        for key in keys:
+            await app.jobs.enqueue("note", {"number": 0}, key=key, tx=connection)
+        waiting = [enqueue(key) for key in keys]
+        await until(lambda: count_waits(backend.url, longer_than=0.3))
+        others = [start(app, 3), enqueue("free"), start(app, 4, key="free too")]
+        await asyncio.wait_for(asyncio.gather(*others), 20)
+        early = [task for task in waiting if task.done()]
+        waiting.pop().cancel()
+        waiting.pop(0).cancel()
+        await connection.rollback()
+    await asyncio.wait_for(asyncio.gather(*waiting), 20)
+
+    assert early == []
+    stored = [job.key for job in await app.jobs.list() if job.key and job.key.startswith("held")]
+    assert sorted(stored)[-len(waiting) :] == sorted(keys[1:-1])
 
 
 async def test_each_event_loop_has_batches_of_its_own(backend: Backend) -> None:

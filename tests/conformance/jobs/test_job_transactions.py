@@ -234,6 +234,23 @@ async def test_of_several_finished_in_a_transaction_each_is_fenced(
     ]
 
 
+async def test_several_finished_in_a_transaction_release_their_keys(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    plain = await enqueue(store, key="plain")
+    held = await enqueue(store, key="held", hold=seconds(60))
+    several = [ended(job) for job in await hand.claim(2)]
+    async with store.transaction() as connection:
+        await drive(connection, store.finish_many_in(several))
+    after = [await enqueue(store, key="plain"), await enqueue(store, key="held")]
+    await clock.advance("61s")
+    later = await enqueue(store, key="held")
+
+    assert after[0] != plain
+    assert after[1] == held
+    assert later != held
+
+
 async def test_finish_after_the_finish_in_a_transaction_is_refused(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

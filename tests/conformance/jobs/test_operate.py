@@ -108,6 +108,21 @@ async def test_rescheduled_job_runs_at_its_new_time(
     assert ids(await hand.claim()) == [job_id]
 
 
+async def test_a_job_is_not_moved_behind_its_expiry(store: Store, clock: Clock, hand: Hand) -> None:
+    waiting = await enqueue(store, expires_at=clock.after("10m"))
+    parked = await enqueue(store, expires_at=clock.after("10m"))
+    first, second = await hand.claim()
+    await hand.release(first)
+    await hand.park(second)
+    for job_id in (waiting, parked):
+        with pytest.raises(InvalidInput, match="it expires at 2030-01-01T12:10:00Z"):
+            await reschedule(store, job_id, clock.after("10m"))
+
+    assert (await get(store, waiting)).run_at == clock.now
+    assert await reschedule(store, waiting, clock.after("9m")) is JobState.PENDING
+    assert await reschedule(store, parked, clock.after("9m")) is JobState.PARKED
+
+
 async def test_reprioritised_job_overtakes(store: Store, clock: Clock, hand: Hand) -> None:
     first, second = await enqueue_many(store, 2)
     state = await reprioritise(store, second, 1)

@@ -137,6 +137,24 @@ async def test_rate_limit_lets_so_many_start_in_any_span(
     assert used_up.next_run_at == clock.now
 
 
+async def test_a_rate_limit_opens_again_after_the_clock_was_set_back(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    true = clock.now
+    await clock.advance("365d")
+    hand = await make_hand(lease="1h")
+    await enqueue_many(store, 2, run_at=true)
+    await limit_queue(store, "default", Limits(rate=1, period=seconds(60)))
+    ahead = await hand.claim(limited=LIMITED)
+    await clock.set(true)
+    used_up = await hand.exchange(limited=LIMITED, look_ahead=True)
+    await clock.advance("60s")
+    open_again = await hand.claim(limited=LIMITED)
+
+    assert [len(ahead), len(used_up.claimed), len(open_again)] == [1, 0, 1]
+    assert used_up.next_run_at == clock.now
+
+
 async def test_next_due_time_of_a_limited_queue_is_in_the_future(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

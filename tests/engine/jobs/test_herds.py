@@ -123,7 +123,9 @@ async def test_a_job_for_later_than_the_next_look_moves_nothing(pg_app: Duetime)
         assert pace._wake_at == planned
 
 
-@pytest.mark.parametrize(("mean", "soon"), [(0.0001, 40), (0.01, 20), (0.05, 10), (5.0, 10)])
+@pytest.mark.parametrize(
+    ("mean", "soon"), [(0.00001, 400), (0.0001, 142), (0.001, 40), (0.01, 20), (0.05, 10), (5, 10)]
+)
 async def test_fast_handlers_let_a_worker_take_more_of_what_falls_due_together(
     app: Duetime, mean: float, soon: int
 ) -> None:

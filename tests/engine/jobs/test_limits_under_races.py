@@ -142,3 +142,92 @@ async def test_lifting_a_limit_takes_effect(app: Duetime) -> None:
         [],
         [False],
     )
+
+
+async def test_limited_jobs_start_in_order_while_others_hold_runners(app: Duetime) -> None:
+    started: list[int] = []
+    release = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await release.wait()
+
+    @app.task(queue="narrow")
+    async def step(number: int) -> None:
+        started.append(number)
+        await asyncio.sleep(0.01)
+
+    await app.queues.limit("narrow", running=10)
+    await app.enqueue_many(hold.job() for _ in range(3))
+    await app.enqueue_many(step.using(priority=number).job(number) for number in range(8))
+    async with app.worker(queues=["default", "narrow"], concurrency=4):
+        await until_true(lambda: len(started) == 8)
+        release.set()
+
+    assert started == list(range(8))
+
+
+class Holder:
+    """A task whose jobs hold runners until they are released."""
+
+    def __init__(self, app: Duetime) -> None:
+        self.begun: list[float] = []
+        self.release = asyncio.Event()
+
+        @app.task
+        async def hold() -> None:
+            self.begun.append(time.monotonic())
+            await self.release.wait()
+
+        self._task = hold
+
+    async def occupy(self, runners: int) -> None:
+        """Wait until the jobs have run for so long that their runners count as occupied."""
+        for _ in range(runners):
+            await self._task.enqueue()
+        await until_true(lambda: len(self.begun) == runners)
+        await until_true(lambda: time.monotonic() - self.begun[-1] > 0.2)
+
+
+async def test_a_busy_worker_leaves_the_rate_to_idle_ones(app: Duetime) -> None:
+    started: list[int] = []
+    holder = Holder(app)
+
+    @app.task(queue="provider")
+    async def call(number: int) -> None:
+        started.append(number)
+        await holder.release.wait()
+
+    await app.queues.limit("provider", rate=4, period="1h")
+    async with app.worker(queues=["default", "provider"], concurrency=4):
+        await holder.occupy(3)
+        await app.enqueue_many(call.job(number) for number in range(4))
+        await until_true(lambda: started)
+        async with app.worker(queues=["provider"], concurrency=4):
+            await until_true(lambda: len(started) == 4)
+            holder.release.set()
+
+    assert sorted(started) == [0, 1, 2, 3]
+
+
+async def test_limited_jobs_start_as_other_jobs_free_their_runners(app: Duetime) -> None:
+    started: list[int] = []
+    holder, release = Holder(app), asyncio.Event()
+
+    @app.task(queue="narrow")
+    async def step(number: int) -> None:
+        started.append(number)
+        await release.wait()
+
+    await app.queues.limit("narrow", running=10)
+    queues = ["default", "narrow"]
+    async with app.worker(queues=queues, concurrency=3, poll="10m") as worker:
+        pace = worker.loop.pace
+        await holder.occupy(2)
+        await app.enqueue_many(step.job(number) for number in range(3))
+        await until_true(lambda: started and pace.sleeper.asleep and not pace.should_claim)
+        holder.release.set()
+        await until_true(lambda: len(started) == 3)
+        release.set()
+
+    assert started == [0, 1, 2]

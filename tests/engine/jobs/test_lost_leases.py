@@ -42,9 +42,7 @@ async def locked(backend: Backend) -> AsyncIterator[None]:
 def _locked(backend: Backend) -> Iterator[None]:
     if backend.is_postgres:
         with psycopg.connect(backend.url) as connection:
-            connection.execute(
-                "lock table duetime.due, duetime.claim, duetime.worker in access exclusive mode"
-            )
+            _lock_tables(connection)
             yield
     else:
         path = backend.url.removeprefix("sqlite:///")
@@ -52,6 +50,20 @@ def _locked(backend: Backend) -> Iterator[None]:
             lite.execute("begin immediate")
             yield
             lite.execute("commit")
+
+
+def _lock_tables(connection: psycopg.Connection[Any]) -> None:
+    """Try again after a deadlock: a statement of the worker may lock the same tables in another
+    order at the same time."""
+    while True:
+        try:
+            connection.execute(
+                "lock table duetime.due, duetime.claim, duetime.worker in access exclusive mode"
+            )
+        except psycopg.errors.DeadlockDetected:
+            connection.rollback()
+        else:
+            return
 
 
 def count(caplog: pytest.LogCaptureFixture, event: str) -> int:

@@ -82,8 +82,12 @@ async def test_work_resumes_soon_after_an_outage_however_long_it_was(
     assert not any(line.name == "psycopg.pool" for line in caplog.records)
 
 
-async def test_callers_wait_for_a_database_that_restarts(own_postgres: PostgresServer) -> None:
-    """Only workers do not: they have to notice that they shall stop."""
+@pytest.mark.parametrize("count", [1, 1000])
+async def test_callers_wait_for_a_database_that_restarts(
+    own_postgres: PostgresServer, count: int
+) -> None:
+    """Only workers do not: they have to notice that they shall stop. Many jobs are copied, by a
+    path of its own."""
     url = own_postgres.dsn(own_postgres.create_database())
     app = Duetime(url, migrate=True)
 
@@ -92,15 +96,16 @@ async def test_callers_wait_for_a_database_that_restarts(own_postgres: PostgresS
 
     await note.enqueue()
     own_postgres.stop("immediate")
-    enqueueing = asyncio.create_task(note.enqueue())
+    enqueue = app.enqueue_many([note.job() for _ in range(count)])
+    enqueueing = asyncio.create_task(enqueue)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(enqueueing), 1.0)
     own_postgres.start()
     await asyncio.wait_for(enqueueing, 30)
-    jobs = await app.jobs.list()
+    jobs = [job.id async for job in app.jobs.iterate()]
     await app.close()
 
-    assert len(jobs) == 2
+    assert len(jobs) == 1 + count
 
 
 async def test_a_fenced_worker_pauses_between_its_attempts_to_come_back(

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -199,6 +200,46 @@ async def test_the_limit_of_arguments_holds_for_sql(pg_url: str) -> None:
         ("schedule('s', 't', '0 9 * * *', actor => '')", "the actor must have"),
         ("schedule('s', 'duetime.bulk', '0 9 * * *')", "reserved"),
         ("pause_schedule('known', 'x', 'infinity')", "at most in the year 9000"),
+        (
+            """enqueue('t', '{"n": 1e999}')""",
+            "args of task t contain the number 1e999, which is too",
+        ),
+        ("""enqueue('t', '{"n": [-1.8E+308]}')""", "contain the number -1.8E\\+308"),
+        (
+            "enqueue('t', ('{\"n\": 1' || repeat('0', 309) || '.5}')::json)",
+            "contain the number 1000",
+        ),
+        (
+            "enqueue('t', ('{\"n\": 1' || repeat('0', 4300) || '}')::json)",
+            "contain the number 1000",
+        ),
+        (r"""signal_flow(1, 'go', '"\u0000"')""", "contains text that cannot be stored"),
+        (r"""enqueue('t', '{"n": "\u0000"}')""", "a job contains text that cannot be stored"),
+        (r"""enqueue('t', '{"\ud83d": 1}')""", "a job contains text that cannot be stored"),
+        (
+            r"""enqueue('t', '{"small": 1e-20000, "n": [{"o": "\ude00"}]}')""",
+            "a job contains text that cannot be stored",
+        ),
+        (r"""start_flow('t', '{"n": "\u0000"}')""", "a job contains text that cannot be stored"),
+        (
+            r"""enqueue_many('[{"task": "t", "key": "\u0000"}]')""",
+            "a job contains text that cannot be stored",
+        ),
+        (
+            r"""schedule('s', 't', '0 9 * * *', args => '{"n": "\ud83d"}')""",
+            "contain text that cannot be stored",
+        ),
+        ("""enqueue_many('[{"task": "t", "args": {"n": 1e999}}]')""", "contain the number 1e999"),
+        (
+            """enqueue_many('[{"task": "t", "trace": {"n": 1e999}}]')""",
+            "trace of task t contains the number 1e999",
+        ),
+        ("""start_flow('t', '{"n": 1e999}')""", "args of task t contain the number 1e999"),
+        ("signal_flow(1, 'go', '1e999')", "the data of a signal contains the number 1e999"),
+        (
+            """schedule('s', 't', '0 9 * * *', args => '{"n": 1e999}')""",
+            "args of a schedule contain",
+        ),
     ],
 )
 async def test_sql_refuses_what_python_does(pg_app: Duetime, statement: str, why: str) -> None:
@@ -209,3 +250,27 @@ async def test_sql_refuses_what_python_does(pg_app: Duetime, statement: str, why
             connection.execute(f"select duetime.{statement}".encode())
 
     assert await pg_app.jobs.list() == []
+
+
+async def test_sql_accepts_every_number_and_text_that_python_reads(pg_app: Duetime) -> None:
+    given: dict[str, Any] = {
+        "large": 1.7976931348623157e308,
+        "small": 1e-320,
+        "medium": 1e100,
+        "long": 10**400,
+        "text": "1e999, \\u0000 and \N{GRINNING FACE}",
+    }
+    seen: list[dict[str, Any]] = []
+
+    @pg_app.task(name="look")
+    async def look(values: dict[str, Any]) -> None:
+        seen.append(values)
+
+    await pg_app.store()
+    with psycopg.connect(pg_app.settings.database, autocommit=True) as connection:
+        text = json.dumps({"values": given}).replace("e-320", "e-20000")
+        connection.execute("select duetime.enqueue('look', %s::json)", [text])
+    async with pg_app.worker():
+        await until_true(lambda: bool(seen))
+
+    assert seen == [given | {"small": 0.0}]

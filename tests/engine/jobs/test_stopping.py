@@ -82,6 +82,29 @@ async def test_a_stop_lets_a_handler_end_within_the_grace(app: Duetime) -> None:
     assert len((await app.jobs.get(handle.id)).history) == 1
 
 
+@on_two
+async def test_a_job_that_is_cancelled_while_its_worker_stops_ends_at_once(app: Duetime) -> None:
+    begun = asyncio.Event()
+
+    @app.task
+    async def slow() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    # Heartbeats, which report cancelled jobs too, come only after the test has given up.
+    worker = app._make_worker(await app.store(), grace="60s", lease="90s", heartbeat="30s")
+    running = asyncio.create_task(worker.run())
+    handle = await slow.enqueue()
+    await begun.wait()
+    worker.stop()
+    await asyncio.wait([running], timeout=0.2)
+    await handle.cancel(by="ann")
+    async with asyncio.timeout(20):
+        await running
+
+    assert (await handle.get()).state is JobState.CANCELLED
+
+
 async def test_a_stop_does_not_wait_for_a_database_that_hangs(pg_app: Duetime, pg_url: str) -> None:
     worker = pg_app._make_worker(await pg_app.store(), grace="300ms")
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:

@@ -20,6 +20,7 @@ from duetime.domain.reminders.rule import Rule
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from tests.conftest import fresh_database
+from tests.counting import rows_read, rows_read_here
 from tests.servers import PostgresServer
 
 ROWS = 200_000
@@ -63,11 +64,7 @@ insert into duetime.schedule (name, target, timetable)
 analyze duetime.subject, duetime.audit, duetime.schedule;
 analyze duetime.job, duetime.attempt, duetime.due, duetime.reminder;
 """
-READ = """
-select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
-from pg_stat_user_tables where relname in (
-    'job', 'due', 'attempt', 'reminder', 'job_key', 'subject', 'audit', 'schedule')
-"""
+TABLES = ["job", "due", "attempt", "reminder", "job_key", "subject", "audit", "schedule"]
 NEW_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 DUE = datetime(2030, 1, 1, tzinfo=UTC) + timedelta(seconds=300_000)
@@ -150,25 +147,15 @@ def url(postgres15: PostgresServer) -> Iterator[str]:
         yield url
 
 
-def rows_read(url: str) -> tuple[int, int]:
-    """Sequential scans and rows read so far: sessions report when they end, if not before."""
-    with psycopg.connect(url) as connection:
-        connection.execute("select pg_stat_clear_snapshot()")
-        row = connection.execute(READ).fetchone()
-        assert row is not None
-        return int(row[0]), int(row[1])
-
-
 @pytest.mark.parametrize("name", LOOKS)
 async def test_a_look_reads_a_page(url: str, name: str) -> None:
     look, expected = LOOKS[name]
+    before = rows_read(url, TABLES)
     app = Duetime(url)
-    await app.now()
-    before = rows_read(url)
     for _ in range(CALLS):
         assert len(await look(app)) == expected
     await app.close()
-    after = rows_read(url)
+    after = rows_read(url, TABLES)
 
     assert after[0] == before[0], "nothing is read from end to end"
     assert (after[1] - before[1]) / CALLS < 7 * max(expected, 100)
@@ -178,12 +165,11 @@ async def test_a_look_reads_a_page(url: str, name: str) -> None:
     "filters", [{"args": {"order.id": 7}}, {"task": "rare"}, {"error_code": "none"}], ids=str
 )
 async def test_what_no_index_serves_examines_so_many_rows(url: str, filters: Any) -> None:
+    before = rows_read(url, TABLES)
     app = Duetime(url)
-    await app.now()
-    before = rows_read(url)
     page = await app.jobs.list(**filters)
     await app.close()
-    after = rows_read(url)
+    after = rows_read(url, TABLES)
 
     assert after[0] == before[0], "nothing is read from end to end"
     assert after[1] - before[1] < 3 * 10_000
@@ -196,13 +182,12 @@ async def test_what_no_index_serves_examines_so_many_rows(url: str, filters: Any
 
 
 async def test_counts_and_groups_read_so_many_rows_of_each_state(url: str) -> None:
+    before = rows_read(url, TABLES)
     app = Duetime(url)
-    await app.now()
-    before = rows_read(url)
     facets = await app.jobs.facets()
     groups = await app.jobs.errors()
     await app.close()
-    after = rows_read(url)
+    after = rows_read(url, TABLES)
 
     assert after[0] == before[0], "nothing is read from end to end"
     assert after[1] - before[1] < 6 * 10_000
@@ -212,10 +197,9 @@ async def test_counts_and_groups_read_so_many_rows_of_each_state(url: str) -> No
 
 @pytest.mark.parametrize("query", DOCUMENTED)
 def test_next_due_is_a_few_probes(url: str, query: str) -> None:
-    before = rows_read(url)
     with psycopg.connect(url) as connection:
         assert connection.execute(query.encode()).fetchone() != (None,)
-    after = rows_read(url)
+        scans, rows = rows_read_here(connection, TABLES)
 
-    assert after[0] == before[0]
-    assert after[1] - before[1] < 50
+    assert scans == 0
+    assert rows < 50

@@ -33,6 +33,18 @@ insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
 insert into duetime.job_key (task, key, job_id, hold)
     select 'noop', id::text, id, interval '1 hour' from duetime.job where id >= %(rows)s / 2;
 """
+LIMIT = """
+insert into duetime.queue (name, running) values ('narrow', 10);
+insert into duetime.worker (id, name, queues, tasks, concurrency, started_at, seen_at, lease_until)
+    values (2, 'w2', '{narrow}', '{}', 9, now(), now(), now() + interval '1 day');
+"""
+FILL_LIMITED = """
+insert into duetime.job (id, task, queue, priority, args, max_attempts)
+    select -id, 'noop', 'narrow', id % 3, '{}', 3 from generate_series(1, 100000) as id;
+insert into duetime.due (queue, priority, run_at, job_id)
+    select queue, priority, clock_timestamp() + (-id - 20) * interval '1 hour', id
+    from duetime.job where queue = 'narrow';
+"""
 LANES = json.dumps(
     [
         {"queue": "default", "priority": priority, "floor": "1970-01-01T00:00:00Z", "floor_id": 0}
@@ -40,6 +52,13 @@ LANES = json.dumps(
     ]
 )
 
+LIMITED: dict[str, Any] = {
+    "worker": 2,
+    "queue": "narrow",
+    "want": 5,
+    "quarantined": "false",
+    "most_args": 16384,
+}
 PRUNING: dict[str, Any] = {
     "outcomes": "{completed,dead}",
     "ages": "{0s,7d}",
@@ -107,8 +126,11 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             prepared.prepare("job_result", job=1)
             prepared.prepare("find_prunable", **PRUNING)
             prepared.prepare("prune", **PRUNING, jobs="{}")
+            connection.execute(LIMIT)
+            prepared.prepare("claim_limited", **LIMITED)
             with psycopg.ClientCursor(connection) as cursor:
                 cursor.execute(FILL, {"rows": ROWS})
+                cursor.execute(FILL_LIMITED)
             yield prepared
 
 
@@ -142,6 +164,13 @@ def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
     assert "Index Scan using job_pkey" in plan
     assert scanned(plan) == set()
     assert pages(plan) < 11 * 500
+
+
+def test_a_limited_claim_reads_no_job_that_is_due_later(session: Prepared) -> None:
+    plan = session.plan("claim_limited", **LIMITED)
+
+    assert re.search(r"Function Scan on claim_limited .*rows=5(\.00)? loops=1\)", plan)
+    assert pages(plan) < 300
 
 
 def test_the_pruner_checks_some_jobs_by_their_ids(session: Prepared) -> None:

@@ -398,14 +398,22 @@ async def test_a_worker_of_a_lone_job_needs_no_connection_of_the_pool(
     assert finished.result == (None if result is None else 7)
 
 
-@pytest.mark.parametrize("result", [None, '"kept"'], ids=["plainly", "fully"])
+def finished_by(statement: str, job: ClaimedJob) -> FinishedJob:
+    """The record of a job that this statement records, if it finishes alone."""
+    if statement == "finish_fully":
+        return FinishedJob(job, AttemptOutcome.DEAD, 0, 1, error_code="ValueError")
+    result = None if statement == "finish" else '"kept"'
+    return FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
+
+
+@pytest.mark.parametrize("statement", ["finish", "finish_one", "finish_fully"])
 async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
-    store: PostgresStore, pg_url: str, result: str | None
+    store: PostgresStore, pg_url: str, statement: str
 ) -> None:
     """It neither waits for the finish nor takes its job; the rest is rescued afterwards."""
     finished, left = await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
     jobs = {job.id: job for job in await claim(store, await worker(store))}
-    end = FinishedJob(jobs[finished.job_id], AttemptOutcome.COMPLETED, 0, 1, result=result)
+    end = finished_by(statement, jobs[finished.job_id])
     [(name, parameters)] = _finishes([end], [], careful=False)
     await end_leases(pg_url)
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
@@ -416,16 +424,16 @@ async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
     rescued = await store.rescue()
     found = await store.get(finished.job_id)
 
-    assert name == ("finish" if result is None else "finish_one")
+    assert name == statement
     assert meanwhile == []
     assert [one.job_id for one in rescued] == [left.job_id]
     assert found is not None
-    assert found.state is JobState.COMPLETED
+    assert [attempt.outcome for attempt in found.history] == [end.outcome]
 
 
-@pytest.mark.parametrize("result", [None, '"refused"'], ids=["plainly", "fully"])
+@pytest.mark.parametrize("statement", ["finish", "finish_one", "finish_fully"])
 async def test_a_finish_waits_for_a_rescuer_and_is_refused(
-    store: PostgresStore, pg_url: str, result: str | None
+    store: PostgresStore, pg_url: str, statement: str
 ) -> None:
     [given] = await store.enqueue([NewJob(task="noop")])
     [job] = await claim(store, await worker(store))
@@ -433,7 +441,7 @@ async def test_a_finish_waits_for_a_rescuer_and_is_refused(
     async with await psycopg.AsyncConnection.connect(pg_url) as rescuer:
         dead = await rescuer.execute(store._sql["lock_dead_claims"], {"sparing": 0})
         tokens = array(row[0] for row in await dead.fetchall())
-        end = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
+        end = finished_by(statement, job)
         finishing = asyncio.create_task(store.exchange(0, finished=[end], closed=[job.token]))
         await until(lambda: blocked(pg_url))
         await rescuer.execute(store._sql["rescue"], {"tokens": tokens, "lead": timedelta()})

@@ -324,4 +324,4 @@ def test_the_chain_of_other_jobs_is_short(
 
 
 def test_a_replay_is_told_beside_the_chain() -> None:
-    assert [step.code for step in explain({"replay_of": 3}).untold_steps] == ["replay"]
+    assert [step.code for step in explain({"replay_of": 3}).other_steps] == ["replay"]

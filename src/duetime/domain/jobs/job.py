@@ -120,9 +120,9 @@ class ClaimedJob(msgspec.Struct, gc=False):
     timeout: timedelta | None = None
     expires_at: datetime | None = None
     trace: str | None = None
-    unrecorded_since: datetime | None = None
-    """Of a run of a flow that has recorded nothing yet, nor been sent a signal: when it was
-    started. None: unknown, so it has to be read."""
+    is_unrecorded: bool = False
+    """Whether it is a run of a flow that has recorded nothing yet, nor been sent a signal. False:
+    unknown, so it has to be read."""
     limited: bool = False
     not_before: float = 0.0
     """Of a job that was claimed early: the monotonic time at which it is certainly due."""

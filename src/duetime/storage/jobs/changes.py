@@ -9,9 +9,10 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from duetime.domain.duration import format_time
 from duetime.domain.jobs.job import JobState, Requeued
 from duetime.domain.reasons import Reason, write_cancel_reason
-from duetime.errors import StorageError
+from duetime.errors import InvalidInput, StorageError
 from duetime.storage.jobs.audit import (
     Event,
     cancel_events,
@@ -90,9 +91,17 @@ class JobStatements:
     def reschedule(
         self, job_id: int, run_at: datetime, *, by: str, reason: str | None = None
     ) -> Statements:
-        """Move a job that waits to another time. Returns the state it was in."""
+        """Move a job that waits to another time. Returns the state it was in. Raises `InvalidInput`
+        if the job would have expired by then."""
         places = yield from self._dialect.run("waiting_place", {"job": job_id})
         if places:
+            expires_at = None if places[0][2] is None else self._dialect.moment(places[0][2])
+            if expires_at is not None and run_at >= expires_at:
+                raise InvalidInput(
+                    f"Job {job_id} cannot be moved to {format_time(run_at)}: it expires at "
+                    f"{format_time(expires_at)}. Choose an earlier time, or cancel the job and "
+                    "enqueue it again with a later expires=."
+                )
             yield from self._dialect.run("reschedule", {"job": job_id, "run_at": run_at})
             before = self._dialect.moment(places[0][0])
             yield from self._audit([reschedule_event(job_id, before, run_at, by=by, reason=reason)])

@@ -349,15 +349,14 @@ class HotPath(Sessions):
         return cast("int", rows[0][0])
 
     def finish_in(self, finished: FinishedJob) -> Statements:
-        return (yield from self.finish_many_in([finished]))[0]
+        body = _completion(finished)
+        [(accepted,)] = yield self._sql["complete"], (msgspec.json.encode(body).decode(),)
+        return bool(accepted)
 
     def finish_many_in(self, finished: Sequence[FinishedJob]) -> Statements:
-        # Claims are locked in the order of their tokens, as elsewhere: no deadlock.
-        places = sorted(range(len(finished)), key=lambda place: finished[place].job.token)
-        body = [_completion(finished[place]) for place in places]
-        rows = yield self._sql["complete"], (msgspec.json.encode(body).decode(),)
-        accepted = {place: bool(row[0]) for place, row in zip(places, rows, strict=True)}
-        return [accepted[place] for place in range(len(finished))]
+        body = [_completion(one) for one in finished]
+        rows = yield self._sql["complete_many"], (msgspec.json.encode(body).decode(),)
+        return [bool(row[0]) for row in rows]
 
     def finish_steps_in(self, finished: Sequence[FinishedJob], runs: Sequence[int]) -> Statements:
         places = sorted(range(len(finished)), key=lambda place: finished[place].job.token)
@@ -610,10 +609,10 @@ def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob], 
     claimed = [
         ClaimedJob(
             job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, moment,
-            key, partition, timeout, expires_at, trace, unrecorded_since,
+            key, partition, timeout, expires_at, trace, is_unrecorded,
         )
         for job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,
-            timeout, expires_at, trace, unrecorded_since in jobs
+            timeout, expires_at, trace, is_unrecorded in jobs
     ]  # fmt: skip
     return moment, claimed, until is not None
 

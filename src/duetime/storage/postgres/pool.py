@@ -140,12 +140,20 @@ class Pool:
             raise
 
     async def _take(self, seconds: float) -> Connection:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         while True:
             self._waiting += 1
             try:
                 connection = await self._pool.getconn(timeout=seconds)
             finally:
                 self._waiting -= 1
+            if task.cancelling() > cancelled:
+                # Before Python 3.12, `asyncio.wait_for`, on which psycopg's pool relies, returns as
+                # if nothing had happened if it is cancelled in the turn in which it ends.
+                await self._pool.putconn(connection)
+                raise asyncio.CancelledError
             if self._works(connection):
                 self._lent += 1
                 return connection

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from struct import pack
 from typing import Any, cast
@@ -13,8 +14,9 @@ import msgspec
 
 from duetime.domain.flows.flow import NewRecord
 from duetime.domain.jobs.job import ClaimedJob, Enqueued, NewJob
+from duetime.errors import TransactionConflict
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
-from duetime.storage.postgres.connection import translate_errors
+from duetime.storage.postgres.connection import limited_to, translate_errors
 from duetime.storage.postgres.dialect import drive, drive_directly, one_statement
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
@@ -38,6 +40,7 @@ class PostgresStore(HotPath, Operations):
     def __init__(self, url: str, **settings: Any) -> None:
         super().__init__(url, **settings)
         self._plain_jobs = PlainJobs()
+        self._key_turns = asyncio.Semaphore(max(1, self._pool_size // 2))
 
     async def now(self) -> datetime:
         return cast("datetime", (await self._ask("now"))[0][0])
@@ -49,10 +52,26 @@ class PostgresStore(HotPath, Operations):
             await self._on(connection, "real_clock" if now is None else "driven_clock")
 
     async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
-        enqueued = await self._enqueue(jobs, waits=waits)
+        if waits and any(job.key is not None for job in jobs):
+            enqueued = await self._wait_for_keys(jobs)
+        else:
+            enqueued = await self._enqueue(jobs, waits=waits)
         if len(jobs) == 1:
             self._waits.enqueued(enqueued[0].job_id)
         return enqueued
+
+    async def _wait_for_keys(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Enqueue jobs whose keys open transactions may hold. Those who wait for such transactions
+        occupy at most half of the pool, and whoever need not wait does not queue behind them."""
+        if self._key_turns.locked():
+            with suppress(TransactionConflict):
+                return await self._enqueue(jobs, waits=False)
+        async with limited_to(self._call_seconds):
+            await self._key_turns.acquire()
+        try:
+            return await self._enqueue(jobs, waits=True)
+        finally:
+            self._key_turns.release()
 
     async def _enqueue(self, jobs: Sequence[NewJob], *, waits: bool) -> list[Enqueued]:
         if all(job.key is None for job in jobs) and await self._may_copy():
@@ -221,7 +240,7 @@ def _held(job: NewJob, job_id: int, token: int, moment: datetime) -> ClaimedJob:
         timeout=job.timeout,
         expires_at=expires_at,
         trace=None if job.trace is None else msgspec.json.encode(job.trace).decode(),
-        unrecorded_since=moment if job.flow else None,
+        is_unrecorded=job.flow,
     )
 
 

@@ -15,6 +15,7 @@ create or replace function duetime.claim_limited(
 declare
     rules record;
     room integer := want;
+    most integer;
     full_partitions text[] := '{}';
     moment timestamptz;
     picked record;
@@ -36,6 +37,8 @@ begin
     if rules.rate is not null then
         delete from duetime.rate_use as r
         where r.queue = of_queue and r.at <= moment - rules.period;
+        -- The clock was set back since: what was claimed before counts for one more period.
+        update duetime.rate_use as r set at = moment where r.queue = of_queue and r.at > moment;
         room := least(room, rules.rate - coalesce(
             (select sum(r.used) from duetime.rate_use as r where r.queue = of_queue), 0)::integer);
         if room <= 0 then
@@ -53,17 +56,23 @@ begin
             where c.queue = of_queue and c.partition is not null
             group by c.partition having count(*) >= rules.per_partition);
     end if;
+    most := case when rules.per_partition is null then room else greatest(room * 10, 1000) end;
 
     for picked in
         with seen as materialized (
+            -- One probe of due_pkey for each priority: jobs that are due later are not read.
             select d.priority, d.run_at, d.job_id, d.attempt, d.partition
-            from duetime.due as d
-            where d.queue = of_queue and d.run_at <= moment
-              and d.priority between case when quarantined then 10 else 0 end
-                             and case when quarantined then 10 else 9 end
-              and (d.partition is null or d.partition <> all (full_partitions))
-            order by d.priority, d.run_at, d.job_id
-            limit case when rules.per_partition is null then room else greatest(room * 10, 1000) end
+            from generate_series(case when quarantined then 10 else 0 end,
+                                 case when quarantined then 10 else 9 end) as p(priority)
+            cross join lateral (
+                select due.priority, due.run_at, due.job_id, due.attempt, due.partition
+                from duetime.due
+                where due.queue = of_queue and due.priority = p.priority and due.run_at <= moment
+                  and (due.partition is null or due.partition <> all (full_partitions))
+                order by due.run_at, due.job_id
+                limit most
+            ) as d
+            limit most
         ), ranked as (
             select s.*,
                 row_number() over (partition by s.partition

@@ -118,6 +118,58 @@ create or replace function duetime._may_write() returns boolean
                                'duetime.job', 'insert')
 $$;
 
+-- Whether JSON may contain what `_check_json` refuses: large numbers, and escapes of what is no character.
+-- False of nearly all JSON, at the cost of one pass.
+create or replace function duetime._is_suspect(given json) returns boolean
+    language sql immutable as $$
+    select given::text ~ '[0-9][eE]\+?[0-9]{3}|[0-9]{200}|\\u(0000|[dD][89a-fA-F])'
+$$;
+
+-- Raise an error if JSON has text that cannot be stored: NUL, or half of a surrogate pair. `what` is the subject
+-- of the sentence. Its strings are checked alone: `jsonb` refuses numbers that are too small, too, which
+-- Python reads as zero.
+create or replace function duetime._check_text(given json, what text) returns void
+    language plpgsql immutable as $$
+begin
+    perform jsonb_typeof(('[' || string_agg(m.found[1], ',') || ']')::jsonb)
+    from regexp_matches(given::text, '"(?:[^"\\]|\\.)*"', 'g') as m(found);
+exception when untranslatable_character or invalid_text_representation then
+    raise exception 'duetime: % text that cannot be stored: NUL, or half of a surrogate pair', what
+        using errcode = '22023';
+end $$;
+
+-- Raise an error if Python cannot read or store this JSON: a number that is infinite as a float, or is an
+-- integer of more than 4300 digits; NUL, or half of a surrogate pair. `what` is the subject of the sentence.
+create or replace function duetime._check_json(given json, what text) returns void
+    language plpgsql immutable as $$
+declare
+    number text;
+    is_large boolean;
+begin
+    if not coalesce(duetime._is_suspect(given), false) then
+        return;
+    end if;
+    for number in
+        select m.found[1] from regexp_matches(
+            regexp_replace(given::text, '"(?:[^"\\]|\\.)*"', '""', 'g'),
+            '-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?', 'g') as m(found)
+    loop
+        begin
+            is_large := case
+                when number !~ '[.eE]' then length(ltrim(number, '-')) > 4300
+                when number ~ '[eE]-' then false
+                else abs(number::numeric) >= 1.797693134862315808e308 end;
+        exception when numeric_value_out_of_range then
+            is_large := true;
+        end;
+        if is_large then
+            raise exception 'duetime: % the number %, which is too large to be read', what, left(number, 40)
+                using errcode = '22023', hint = 'Pass it as a string.';
+        end if;
+    end loop;
+    perform duetime._check_text(given, what);
+end $$;
+
 -- The jobs of `enqueue_many`, checked, and whether any has a key. What a job does not name (a key
 -- set to null is named) comes from its task, as the last deployed worker knows it.
 create or replace function duetime._read_jobs(
@@ -144,10 +196,16 @@ declare
     flow boolean;
     lasts interval;
     unknown text;
+    is_suspect constant boolean := duetime._is_suspect(jobs);
 begin
     if json_typeof(jobs) is distinct from 'array' then
         raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
-    elsif exists (select from json_array_elements(jobs) as e(item) where json_typeof(e.item) <> 'object') then
+    end if;
+    if is_suspect then
+        -- Before anything is read: the server's own errors would not say what is wrong.
+        perform duetime._check_text(jobs, 'a job contains');
+    end if;
+    if exists (select from json_array_elements(jobs) as e(item) where json_typeof(e.item) <> 'object') then
         raise exception 'duetime: each of the jobs must be a JSON object' using errcode = '22023';
     end if;
     -- A misspelt `delay` would run the job now.
@@ -233,6 +291,10 @@ begin
                 raise exception 'duetime: tasks that begin with "duetime." and keys that begin with "tick:", "flow:" or "flow-undo:" are reserved'
                     using errcode = '22023';
             end if;
+        end if;
+        if is_suspect then
+            perform duetime._check_json(args, 'the args of task ' || task || ' contain');
+            perform duetime._check_json(trace, 'the trace of task ' || task || ' contains');
         end if;
         keyed := keyed or key is not null;
         items := items || row(

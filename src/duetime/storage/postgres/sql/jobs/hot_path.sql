@@ -72,9 +72,8 @@ select t.job_id, j.task, t.queue, t.priority,
     t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text,
     -- Of a run that has nothing to read, so that its first activation need not try. Whoever recorded
     -- something did so before its job returned to `due`.
-    case when j.flow and not exists (select from duetime.flow_step as s where s.run_id = t.job_id)
-          and not exists (select from duetime.flow_signal as f where f.run_id = t.job_id)
-        then j.created_at end
+    j.flow and not exists (select from duetime.flow_step as s where s.run_id = t.job_id)
+        and not exists (select from duetime.flow_signal as f where f.run_id = t.job_id)
 from taken as t
 cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
 
@@ -119,7 +118,7 @@ select args::text from duetime.job where id = %(job)s;
 -- name: claim_limited
 select job_id, token, task, queue, priority,
     case when octet_length(args) <= %(most_args)s then args end, attempt, max_attempts, run_at, claimed_at, key,
-    partition, timeout, expires_at, trace, null, open_at
+    partition, timeout, expires_at, trace, false, open_at
 from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;
 
@@ -375,7 +374,38 @@ join duetime.job as j on j.id = r.job_id
 where r.job_id = any (%(left)s::bigint[]);
 
 -- name: complete
--- Several, in the order given; each is fenced by itself.
-select duetime.complete(g.finish)
-from json_array_elements(%s::json) with ordinality as g(finish, place)
+select duetime.complete(%s::json);
+
+-- name: complete_many
+-- As `duetime.complete`, for many jobs at once, at a third of the cost of each. Each is fenced by itself:
+-- returns whether it was accepted, in the order given.
+with given as materialized (
+    select * from rows from (json_to_recordset(%s::json) as (
+        job bigint, token bigint, started bigint, finished bigint, result json, log json))
+        with ordinality as g(job, token, started, finished, result, log, place)
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.attempts from duetime.claim as c
+    where c.token = any (array(select g.token from given as g)) order by c.token for key share
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 started_at, finished_at, result, log)
+    select g.job, g.token, h.attempts[p.place], h.worker_id, 'completed', h.claimed_at,
+        h.claimed_at + g.started * interval '1 microsecond',
+        h.claimed_at + g.finished * interval '1 microsecond', g.result, g.log
+    from given as g join held as h on h.token = g.token
+    cross join lateral (select array_position(h.job_ids, g.job) as place) as p
+    where p.place is not null
+    on conflict (job_id, token) do nothing
+    returning job_id, token
+), freed as (
+    delete from duetime.job_key as k using accepted as a where k.job_id = a.job_id and k.hold is null
+), kept as (
+    update duetime.job_key as k set held_until = duetime.now() + k.hold
+    from accepted as a where k.job_id = a.job_id and k.hold is not null
+), notified as materialized (
+    select count(pg_notify('duetime.finished', a.job_id::text)) from accepted as a
+    where exists (select from duetime.waiter as w where w.job_id = a.job_id)
+)
+select a.job_id is not null
+from notified cross join given as g left join accepted as a on a.job_id = g.job and a.token = g.token
 order by g.place;

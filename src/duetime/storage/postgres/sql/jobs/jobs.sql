@@ -229,8 +229,8 @@ with given as materialized (
 select pg_notify('duetime.cancel', worker_id::text) from requested;
 
 -- name: waiting_place
--- When a job that waits is due, and its priority; it stays so until we have changed it. Served by
--- due_job and parked_pkey.
+-- When a job that waits is due, its priority, and when it expires; it stays so until we have changed
+-- it. Served by due_job, parked_pkey and job_pkey.
 with given as materialized (
     select (i.doc ->> 'job')::bigint as job from (select %s::json as doc) as i
 ), waiting as (
@@ -240,7 +240,9 @@ with given as materialized (
     select p.run_at, p.priority from duetime.parked as p
     where p.job_id = (select job from given) for update
 )
-select * from waiting union all select * from aside;
+select w.run_at, w.priority, j.expires_at
+from (select * from waiting union all select * from aside) as w
+cross join duetime.job as j where j.id = (select job from given);
 
 -- name: reschedule
 -- Served by due_job and parked_pkey.
