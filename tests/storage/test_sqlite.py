@@ -21,11 +21,15 @@ from typing import Any
 
 import pytest
 
+from duetime.domain.findings import Thresholds
 from duetime.domain.jobs.job import JobState, NewJob
 from duetime.domain.reasons import Reason
 from duetime.errors import DatabaseUnreachable, InvalidDatabaseURL, SchemaMismatch, StorageError
+from duetime.settings import Settings
 from duetime.storage.migrations import downgrade, read_status, upgrade
 from duetime.storage.sqlite import thread
+from duetime.storage.sqlite.backup import back_up
+from duetime.storage.sqlite.diagnosis import SqliteDiagnosis
 from duetime.storage.sqlite.inbox import Inbox, PolledInbox, WatchingInbox, Written, open_inbox
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.shared import Turn
@@ -303,6 +307,67 @@ async def test_write_lock_held_too_long(path: str) -> None:
 
     assert await enqueue(store) > 0
     await store.close()
+
+
+@pytest.fixture(params=["delete", "wal"])
+def exclusive(path: str, request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
+    """A connection that has the file for itself until it is closed: nobody else can even read."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"pragma journal_mode = {request.param}")
+        other.execute("pragma locking_mode = exclusive")
+        other.execute("begin exclusive")
+        other.execute("create table theirs (a)")
+        yield other
+
+
+async def test_everybody_waits_for_a_file_that_another_has_for_itself(
+    path: str, exclusive: sqlite3.Connection
+) -> None:
+    store = SqliteStore(path)
+    patient = Thresholds(write_lock=timedelta(seconds=20))
+    users = [
+        store.open(),
+        asyncio.to_thread(SqliteMigrator(path).version),
+        asyncio.to_thread(upgrade, SqliteMigrator(path)),
+        SqliteDiagnosis(path, Settings(), patient).version(),
+        asyncio.to_thread(back_up, path, f"{path}.copy"),
+    ]
+    tasks = [asyncio.ensure_future(user) for user in users]
+    early, _ = await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+    exclusive.close()
+    await asyncio.gather(*tasks)
+
+    assert early == set()
+    assert await enqueue(store) > 0
+    await store.close()
+
+
+async def test_a_transaction_waits_for_a_file_that_another_has_for_itself(
+    path: str, exclusive: sqlite3.Connection
+) -> None:
+    store = SqliteStore(path)
+
+    async def use() -> None:
+        async with store.transaction() as transaction:
+            transaction.execute("create table ours (a)")
+
+    using = asyncio.create_task(use())
+    early, _ = await asyncio.wait([using], timeout=0.5)
+    exclusive.close()
+    await using
+
+    assert early == set()
+
+
+async def test_a_file_that_another_has_for_itself_too_long(
+    path: str, exclusive: sqlite3.Connection
+) -> None:
+    store = SqliteStore(path, call_seconds=0.4)
+    began = time.monotonic()
+    with pytest.raises(DatabaseUnreachable, match="write lock"):
+        await store.open()
+
+    assert time.monotonic() - began >= 0.2
 
 
 async def test_call_that_gave_up_waiting_is_not_run_later(path: str) -> None:

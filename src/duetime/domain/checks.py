@@ -27,8 +27,10 @@ STEP_KEYS = "flow:"
 UNDO_KEYS = "flow-undo:"
 """The keys of jobs that run the compensations of a flow begin so."""
 
-_SIGNS = re.compile(rb'null|NaN|Infinity|"nan"|"inf"|"-inf"')
-"""What the codec writes for NaN and infinity, which JSON does not have."""
+_LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
+"""A number that may be too large for a float. Only `msgspec.Raw` can hold one that is."""
+_SIGNS = re.compile(rb'null|NaN|Infinity|"nan"|"inf"|"-inf"|' + _LARGE.pattern)
+"""What the codec writes for NaN and infinity, which JSON does not have; or a large number."""
 
 
 def check_name(value: str, *, what: str) -> str:
@@ -184,7 +186,8 @@ def check_moment(value: datetime, *, name: str) -> datetime:
 
 
 def check_finite(value: Any, raw: bytes, *, what: str) -> None:
-    """Raise `InvalidInput` if a number in `value`, which was written as `raw`, is not finite."""
+    """Raise `InvalidInput` if a number in `value`, which was written as `raw`, is not finite, or
+    cannot be read."""
     if _SIGNS.search(raw) is None:
         return
     try:
@@ -196,11 +199,19 @@ def check_finite(value: Any, raw: bytes, *, what: str) -> None:
         raise InvalidInput(
             f"{what} {verb} {number}, which JSON does not support. Use None or a finite number."
         )
+    if _LARGE.search(raw) is None:
+        return
+    try:
+        msgspec.json.decode(msgspec.json.encode(value))
+    except msgspec.ValidationError:
+        raise InvalidInput(
+            f"{what} holds a number that is too large to be read. Pass it as a string."
+        ) from None
 
 
 def find_unfinite(value: Any) -> float | Decimal | None:
     """Return a number in it, however deep, that is not finite."""
-    left = [msgspec.to_builtins(value, builtin_types=(Decimal,))]
+    left = [msgspec.to_builtins(value, builtin_types=(Decimal, msgspec.Raw))]
     while left:
         match left.pop():
             case float() as number if not math.isfinite(number):

@@ -25,6 +25,8 @@ T = TypeVar("T")
 DEFAULT_PREFIX = "duetime_"
 OLDEST_SQLITE = (3, 37, 0)
 
+LOCK_SECONDS = 30.0
+"""How long a migration or a copy waits for a locked file."""
 _TRY_SECONDS = 0.06
 """SQLite sleeps longer and longer between its tries, up to 100 ms; `persist` starts again from the
 shortest."""
@@ -86,8 +88,12 @@ def check_version() -> None:
         )
 
 
-def connect(path: str, *, checkpoint_pages: int = 0) -> sqlite3.Connection:
+def connect(
+    path: str, *, lock_seconds: float = LOCK_SECONDS, checkpoint_pages: int = 0
+) -> sqlite3.Connection:
     """Open the file that is there. Only the store's own connection checkpoints.
+
+    Waits up to `lock_seconds` for one that another connection has for itself.
 
     Versions before 3.51.3 may corrupt the file if two connections of a process write or
     checkpoint at once: hence one regular writer a process, and no memory-mapped reads.
@@ -105,25 +111,33 @@ def connect(path: str, *, checkpoint_pages: int = 0) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=256,
     )
-    try:
+
+    def configure() -> None:
+        # SQLite reads the file for these.
         connection.execute("pragma synchronous = full")
         connection.execute(f"pragma wal_autocheckpoint = {checkpoint_pages:d}")
         connection.execute("pragma mmap_size = 0")
         connection.execute("pragma cache_size = -32000")
+
+    try:
+        persist(configure, lock_seconds)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def persist(attempt: Callable[[], T], seconds: float) -> T:
-    """Return what `attempt` returns; while the database is locked, try again."""
+def persist(
+    attempt: Callable[[], T], seconds: float, *, is_awaited: Callable[[], bool] = lambda: True
+) -> T:
+    """Return what `attempt` returns; while the database is locked and anyone waits for the answer,
+    try again."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return attempt()
         except sqlite3.OperationalError as error:
-            if not is_locked(error) or time.monotonic() > deadline:
+            if not is_locked(error) or time.monotonic() > deadline or not is_awaited():
                 raise
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class SqliteDiagnosis:
     def __init__(self, path: str, settings: Settings, thresholds: Thresholds) -> None:
         self.path = check_path(path)
         self._thresholds = thresholds
+        self._lock_seconds = thresholds.write_lock.total_seconds()
         prefix = check_prefix(settings.prefix)
         self._sql = load_statements(
             "duetime.storage.sqlite", lambda text: with_prefix(text, prefix)
@@ -111,19 +112,22 @@ class SqliteDiagnosis:
         return found or [Finding.of("transactions", "transactions_ok")]
 
     def _take_write_lock(self) -> None:
-        with translate_errors(self.path), closing(connect(self.path)) as connection:
-            persist(
-                lambda: connection.execute("begin immediate"),
-                self._thresholds.write_lock.total_seconds(),
-            )
+        with self._connection() as connection:
+            persist(lambda: connection.execute("begin immediate"), self._lock_seconds)
             connection.execute("rollback")
 
     async def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         def ask() -> list[tuple[Any, ...]]:
-            with translate_errors(self.path), closing(connect(self.path)) as connection:
-                return connection.execute(statement).fetchall()
+            with self._connection() as connection:
+                return persist(lambda: connection.execute(statement).fetchall(), self._lock_seconds)
 
         return await asyncio.to_thread(ask)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        with translate_errors(self.path):
+            with closing(connect(self.path, lock_seconds=self._lock_seconds)) as connection:
+                yield connection
 
 
 def judge_file_system(kind: str) -> str:

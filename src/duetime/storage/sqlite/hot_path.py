@@ -156,6 +156,7 @@ def claim_limited(
     open_at = None
     if rate is not None:
         tx.run("forget_rate", queue=queue, before=tx.now - period)
+        tx.run("set_back_rate", queue=queue, now=tx.now)
         used, first = tx.rows("rate_used", queue=queue)[0]
         room = min(room, rate - used)
         if used >= rate:
@@ -298,7 +299,7 @@ def _claimed(rows: Sequence[Any], token: int, now: int, *, limited: bool) -> lis
         ClaimedJob(
             job_id, token, task, queue, priority, args, attempt, max_attempts, from_us(run_at),
             claimed_at, key, partition, maybe_span(timeout), maybe_from_us(expires_at), trace,
-            None, limited,
+            False, limited,
         )
         for (
             job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,

@@ -47,8 +47,13 @@ class Lender:
         except BaseException:
             self._roll_back(connection)
             raise
-        # Once begun, the commit is not broken off.
-        await asyncio.shield(loop.run_in_executor(self._executor, self._commit, connection))
+        # Once begun, the commit is not broken off: whoever is cancelled learns what it did.
+        committing = loop.run_in_executor(self._executor, self._commit, connection)
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait([committing])
+            raise
 
     @contextmanager
     def lend_sync(
@@ -75,7 +80,7 @@ class Lender:
     def _begin(self) -> sqlite3.Connection:
         try:
             with translate_errors(self._path):
-                connection = connect(self._path)
+                connection = connect(self._path, lock_seconds=self._lock_seconds)
                 try:
                     persist(lambda: connection.execute("begin immediate"), self._lock_seconds)
                 except BaseException:

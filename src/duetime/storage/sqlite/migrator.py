@@ -14,6 +14,7 @@ from duetime.errors import InvalidDatabaseURL
 from duetime.storage.migrations import NO_FUNCTIONS, Migration, load_migrations
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
+    LOCK_SECONDS,
     check_path,
     check_prefix,
     connect,
@@ -22,8 +23,6 @@ from duetime.storage.sqlite.connection import (
     with_prefix,
 )
 from duetime.storage.statements import load_statements
-
-_LOCK_SECONDS = 30.0
 
 
 class SqliteMigrator:
@@ -39,7 +38,7 @@ class SqliteMigrator:
         if not Path(self.path).exists():
             return 0
         with translate_errors(self.path), closing(connect(self.path)) as connection:
-            return persist(_Session(connection, self._sql).version, _LOCK_SECONDS)
+            return persist(_Session(connection, self._sql).version, LOCK_SECONDS)
 
     def installed_functions(self) -> str:
         return NO_FUNCTIONS.digest
@@ -49,9 +48,9 @@ class SqliteMigrator:
         with translate_errors(self.path):
             _make_file(self.path)
             with closing(connect(self.path)) as connection:
-                persist(lambda: connection.execute("pragma journal_mode = wal"), _LOCK_SECONDS)
+                persist(lambda: connection.execute("pragma journal_mode = wal"), LOCK_SECONDS)
                 # One migrator at a time: this waits for the write lock.
-                persist(lambda: connection.execute("begin immediate"), _LOCK_SECONDS)
+                persist(lambda: connection.execute("begin immediate"), LOCK_SECONDS)
                 try:
                     session = _Session(connection, self._sql)
                     session.prepare()

@@ -14,6 +14,7 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
+from duetime.interpreter import frequent_switches
 from duetime.storage.sqlite.connection import connect, is_locked, persist, translate_error
 from duetime.storage.sqlite.inbox import Inbox, PolledInbox, Written, open_inbox
 from duetime.storage.sqlite.shared import Shared, Turn, call_soon
@@ -110,6 +111,9 @@ class _Call:
         self.abandoned = False
         """The caller waits no longer; if it has not begun, it must not."""
 
+    def is_awaited(self) -> bool:
+        return not self.abandoned
+
 
 class StoreThread:
     def __init__(
@@ -145,17 +149,19 @@ class StoreThread:
 
     def start(self) -> None:
         """Open the connection, off the event loop."""
-        connection = connect(self._path, checkpoint_pages=_CHECKPOINT_PAGES)
+        connection = connect(
+            self._path, lock_seconds=self._lock_seconds, checkpoint_pages=_CHECKPOINT_PAGES
+        )
         try:
             persist(lambda: connection.execute("pragma journal_mode = wal"), self._lock_seconds)
-            self._version = self._data_version(connection)
+            self._version = persist(lambda: self._data_version(connection), self._lock_seconds)
             _check_writable(connection)
         except BaseException:
             connection.close()
             raise
         self._calls = open_inbox(f"{self._path}-wal")
         self._connection = connection
-        self._thread = threading.Thread(target=self._serve, name="duetime-sqlite", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="duetime-sqlite", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -227,6 +233,10 @@ class StoreThread:
 
     # On the thread
 
+    def _run_thread(self) -> None:
+        with frequent_switches:
+            self._serve()
+
     def _serve(self) -> None:
         connection = self._connection
         assert connection is not None
@@ -274,12 +284,16 @@ class StoreThread:
 
     def _run(self, connection: sqlite3.Connection, call: _Call) -> Any:
         if call.read is not None:
-            answer = persist(partial(self._read, connection, call.read), self._lock_seconds)
+            answer = persist(
+                partial(self._read, connection, call.read),
+                self._lock_seconds,
+                is_awaited=call.is_awaited,
+            )
             if answer is not None or call.work is None:
                 return answer
         if call.work is None:
             return None
-        with self._write_lock(connection):
+        with self._write_lock(connection, call):
             # The caller may have given up while this waited for the lock.
             if call.abandoned:
                 return None
@@ -299,10 +313,14 @@ class StoreThread:
             connection.execute("commit")
 
     @contextmanager
-    def _write_lock(self, connection: sqlite3.Connection) -> Iterator[None]:
+    def _write_lock(self, connection: sqlite3.Connection, call: _Call) -> Iterator[None]:
         self._turn.take(self._lock_seconds)
         try:
-            persist(lambda: connection.execute("begin immediate"), self._lock_seconds)
+            persist(
+                lambda: connection.execute("begin immediate"),
+                self._lock_seconds,
+                is_awaited=call.is_awaited,
+            )
             try:
                 yield
                 connection.execute("commit")

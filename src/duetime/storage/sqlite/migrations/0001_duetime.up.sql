@@ -472,12 +472,15 @@ create index duetime_subject_tracked on duetime_subject (tracked, id) where trac
 create index duetime_subject_rearm on duetime_subject (rearm_at) where rearm_at is not null;
 create index duetime_subject_scope on duetime_subject (scope);
 
--- Each rule that reminders were armed by, once. `name` is the rule's id.
+-- Each rule that reminders were armed by, once. `name` is the rule's id. `retired_at`: no reminder
+-- referred to it then, and since then it is not used for new ones.
 create table duetime_rule (
-    id   integer primary key,
-    name text not null,
-    body text not null unique
+    id         integer primary key,
+    name       text not null,
+    body       text not null,
+    retired_at integer
 ) strict;
+create unique index duetime_rule_body on duetime_rule (body) where retired_at is null;
 
 create table duetime_reminder (
     id         integer primary key,
@@ -503,7 +506,6 @@ create table duetime_reminder (
     ended_at   integer,
     unique (subject_id, due_at, time, rule, revision, recipient)
 ) strict;
-create unique index duetime_reminder_job on duetime_reminder (job_id) where job_id is not null;
 create index duetime_reminder_armed on duetime_reminder (run_at) where status = 'armed';
 -- What people search for. Most reminders are sent, and never in this index.
 create index duetime_reminder_troubled on duetime_reminder (status, id)

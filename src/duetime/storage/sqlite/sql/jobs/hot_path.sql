@@ -109,6 +109,10 @@ where queue = :queue and partition is not null group by partition;
 -- name: forget_rate
 delete from duetime_rate_use where queue = :queue and at <= :before;
 
+-- name: set_back_rate
+-- The clock was set back since: what was claimed before counts for one more period.
+update duetime_rate_use set at = :now where queue = :queue and at > :now;
+
 -- name: rate_used
 select coalesce(sum(used), 0), min(at) from duetime_rate_use where queue = :queue;
 

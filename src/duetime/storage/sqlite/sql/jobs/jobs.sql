@@ -220,13 +220,15 @@ set cancelled = (select json_extract(doc, '$.now') from input),
 where job_id = (select json_extract(doc, '$.doc.job') from input) returning worker_id;
 
 -- name: waiting_place
--- When a job that waits is due, and its priority.
+-- When a job that waits is due, its priority, and when it expires.
 with input(doc) as (select ?)
-select d.run_at, d.priority from input as i
+select d.run_at, d.priority, j.expires_at from input as i
 cross join duetime_due as d on d.job_id = json_extract(i.doc, '$.doc.job')
+cross join duetime_job as j on j.id = d.job_id
 union all
-select p.run_at, p.priority from input as i
-cross join duetime_parked as p on p.job_id = json_extract(i.doc, '$.doc.job');
+select p.run_at, p.priority, j.expires_at from input as i
+cross join duetime_parked as p on p.job_id = json_extract(i.doc, '$.doc.job')
+cross join duetime_job as j on j.id = p.job_id;
 
 -- name: reschedule
 with input(doc) as (select ?)
