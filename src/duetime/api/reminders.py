@@ -76,7 +76,7 @@ class Reminders:
 
         Those of one `subject`, and those with the status `armed`, come in the order of their times.
         """
-        if status is not None and status not in set(ReminderStatus):
+        if status is not None and status not in tuple(ReminderStatus):
             raise InvalidInput(
                 f"{status!r} is not a status of a reminder. Use one of: "
                 f"{', '.join(ReminderStatus)}."

@@ -54,15 +54,16 @@ class Sending:
         """
 
         from duetime.api.handler_source import refuse_return_in_transaction
-        from duetime.reminders.send_attempt import context_name
+        from duetime.reminders.send_attempt import SendHandler
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            sends = SendHandler(function)
             refuse_return_in_transaction(
-                function, context_name(function), what="The @app.on_reminder handler"
+                function, sends.context_name, what="The @app.on_reminder handler"
             )
             self._app._registrations.add("@app.on_reminder handler", function, advice=_ONE_HANDLER)
             self._register_remind(**options)
-            self._app._sender.handler = function
+            self._app._sender.handler = sends
             return function
 
         return register(*handler) if handler else register
@@ -74,13 +75,12 @@ class Sending:
         A digest has the reminders that waited because of their recipient's hourly limit.
         """
         from duetime.api.handler_source import refuse_return_in_transaction
-        from duetime.reminders.send_attempt import context_name
+        from duetime.reminders.send_attempt import SendHandler
 
-        refuse_return_in_transaction(
-            handler, context_name(handler), what="The @app.on_digest handler"
-        )
+        sends = SendHandler(handler)
+        refuse_return_in_transaction(handler, sends.context_name, what="The @app.on_digest handler")
         self._app._registrations.add("@app.on_digest handler", handler, advice=_ONE_HANDLER)
-        self._app._sender.digest_handler = handler
+        self._app._sender.digest_handler = sends
         return handler
 
     def add_channel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -31,7 +32,7 @@ from duetime.errors import (
 )
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.tracking import TableInfo, TrackedInfo, TrackingStatements
-from duetime.storage.store import Store
+from duetime.storage.store import Store, in_parts
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -40,6 +41,8 @@ Progress = Callable[[int, int], None]
 """Called with how many rows are done, and how many there are."""
 
 _MAX_ROWS = 1000
+_MAX_MISSING = 5000
+"""How many subjects are deleted at a time; each time, the keys of the whole table are read."""
 _TRIES = 60
 _PAUSE = 0.25
 
@@ -82,7 +85,8 @@ class Tables:
 
         With `kind="scopes"` the rows are scopes: `remind` is their rules, `parent` (given like
         `scope`) the scope around each, `locked` a column that says whether it is locked.
-        To change the options, put it again with the same `name` (by default the table's).
+        To change the options, put it again with the same `name` (by default the table's). That also
+        follows what was written while the triggers were off.
         `affected` of the result: how many rows there are.
         """
         actor = check_actor(by)
@@ -93,6 +97,8 @@ class Tables:
         before = await store.transact(statements.find(track.name))
         await _patiently(lambda: store.transact(statements.install(track, info, actor=actor)))
         count = await self._fill(store, statements, track, info, progress)
+        if before:
+            await self._drop_missing(store, statements, track, info)
         if not store.dialect.arms:
             await rearm_stale(self._app)
         return Put(
@@ -174,7 +180,7 @@ class Tables:
         if not any(key <= frozenset(track.id) for key in info.keys):
             raise InvalidInput(
                 f"The table {info.name} has no unique key on {', '.join(track.id)}. id must be its "
-                "primary key, or columns with a unique constraint."
+                "primary key, or columns with a unique constraint, which must not be deferrable."
             )
         for known in await store.transact(statements.find(track.name)):
             if (known.table, known.id, known.kind) != (track.table, track.id, track.kind):
@@ -216,6 +222,20 @@ class Tables:
                 progress(done, max(total, done))
             if after is None:
                 return done
+
+    async def _drop_missing(
+        self, store: Store, statements: TrackingStatements, track: Track, info: TableInfo
+    ) -> None:
+        """Delete the subjects, or the scopes, of rows that were deleted without the triggers."""
+        missing: Sequence[str] = await store.transact(
+            statements.missing(track, info), reads=True, snapshot=True
+        )
+
+        async def drop(refs: Sequence[str]) -> None:
+            await store.transact(statements.drop(track, info, refs))
+
+        for part in in_parts(missing, _MAX_MISSING):
+            await _patiently(partial(drop, part))
 
     async def _fill_some(
         self,

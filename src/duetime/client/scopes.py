@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from duetime.domain.audit import AuditEvent
 from duetime.domain.change import Put
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
+from duetime.domain.reminders.explain_scope import ScopeChange
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules, write_rule
 from duetime.storage.reminders.rows import ScopeInfo
 
@@ -75,6 +77,13 @@ class Scopes:
         """Explain which rules apply in the scope, and which level they come from."""
         return await self._connection.call("GET /scopes/{ref}/explain", Explanation, ref=ref)
 
+    async def changes(self, ref: str) -> builtins.list[ScopeChange]:
+        """Return the changes of the scope, and of scopes around it, that workers have not applied
+        to all subjects yet: how many subjects there are, and how many are left."""
+        return await self._connection.call(
+            "GET /scopes/{ref}/changes", builtins.list[ScopeChange], ref=ref
+        )
+
     async def audit(
         self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[AuditEvent]:
@@ -92,6 +101,7 @@ class ScopeHandle(Handle[Scopes, str]):
     get = bound(Scopes.get)
     delete = bound(Scopes.delete)
     explain = bound(Scopes.explain)
+    changes = bound(Scopes.changes)
     audit = bound(Scopes.audit)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from random import uniform
+from time import monotonic
 
 from duetime.domain.jobs.job import FinishedJob
 from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.engine.followers import Follower, Upkeep, WorkerView
-from duetime.engine.services import AGAIN_SECONDS
+from duetime.engine.services import AGAIN_SECONDS, GO_ON_SECONDS
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.settings import Settings
 from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.pruning import PruneStatements
+from duetime.storage.reminders.pruning import PruneStatements, RuleScan
 from duetime.storage.reminders.rearm import RearmStatements
 from duetime.storage.reminders.unsent_digests import UnsentDigests
 from duetime.storage.store import Statements
@@ -23,6 +25,11 @@ from duetime.telemetry.events import log_event
 log = logging.getLogger("duetime.reminders")
 
 _REPAIR_SECONDS = 5.0
+_SCAN_SECONDS = 86_400.0
+"""How often to look for rules that no reminder refers to: that reads all reminders."""
+_FIRST_SCAN_SECONDS = 3600.0
+_MANY_RULES = 1_000
+"""If there are fewer, they are all kept."""
 
 
 class ReminderFollower(Follower):
@@ -43,6 +50,8 @@ class ReminderFollower(Follower):
         self._retention = settings.retention["reminder"]
         self._pruned_to = 0
         """The id of the reminder to continue after."""
+        self._scan: RuleScan | None = None
+        self._scan_at = monotonic() + _FIRST_SCAN_SECONDS * uniform(0.0, 1.0)
         self._ended: list[FinishedJob] = []
         self._records = Upkeep("duetime-reminders", self._record)
 
@@ -106,4 +115,30 @@ class ReminderFollower(Follower):
     async def prune(self) -> float | None:
         prune = self._pruning.prune(self._retention, self._pruned_to)
         gone, self._pruned_to = await self._store.transact(prune)
-        return AGAIN_SECONDS if gone and self._pruned_to else None
+        await self._prune_scopes()
+        continues = await self._prune_rules()
+        if gone and self._pruned_to:
+            return AGAIN_SECONDS
+        return GO_ON_SECONDS if continues else None
+
+    async def _prune_rules(self) -> bool:
+        """Remove rules that no reminder refers to; return whether to continue soon."""
+        if self._scan is None:
+            if monotonic() < self._scan_at:
+                return False
+            begin = self._pruning.begin_rule_scan(enough=_MANY_RULES)
+            self._scan = await self._store.transact(begin, reads=True)
+        scan = self._scan
+        if scan is not None and not scan.is_complete:
+            await self._store.transact(self._pruning.scan_rules(scan), reads=True)
+            return True
+        if scan is not None and await self._store.transact(self._pruning.drop_rules(scan)):
+            return True
+        self._scan = None
+        self._scan_at = monotonic() + _SCAN_SECONDS * uniform(0.75, 1.25)
+        return False
+
+    async def _prune_scopes(self) -> None:
+        """Delete scopes whose rows are gone and that everything has left."""
+        if refs := await self._store.transact(self._pruning.gone_scopes(), reads=True):
+            await self._store.transact(self._pruning.drop_scopes(refs))

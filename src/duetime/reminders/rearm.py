@@ -6,6 +6,7 @@ Who cannot compute reminders (a trigger of SQLite, SQL for a recurring subject) 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,13 @@ log = logging.getLogger("duetime.rearm")
 
 _BATCH = 500
 """How many subjects are locked at once: others wait for them."""
+_NEAREST = 10_000
+"""Of more marked subjects than one batch, so many that are due next are armed before the rest."""
 _PART = 2000
 """How many subjects are armed again at once after a change of a scope: others that change one of
 these scopes wait."""
+_AT_ONCE = 2
+"""How many such parts are armed at the same time, each by a session of its own."""
 _AGAIN = "100ms"
 """When to try again subjects that another transaction has locked."""
 
@@ -58,16 +63,38 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
             pass
     after = 0
     while marked := await store.transact(statements.stale(after, _BATCH), reads=True):
+        if after == 0 and len(marked) == _BATCH:
+            nearest = await store.transact(statements.nearest(_NEAREST), reads=True)
+            for place in range(0, len(nearest), _BATCH):
+                await _rearm_these(store, statements, nearest[place : place + _BATCH])
         after = marked[-1]
         await _rearm_these(store, statements, marked)
-    count: int | None = 0
-    while count is not None and count >= 0:
-        count = await store.transact(statements.follow_changes(_PART))
-    if count is not None or await store.transact(statements.stale(0, 1), reads=True):
+    locked = await _follow_changes(store, statements)
+    if locked or await store.transact(statements.stale(0, 1), reads=True):
         # Locked by others, or marked meanwhile. Whoever locked one may roll back and leave the mark
         # as it was, so that this job has to come back for it.
         return Snooze(_AGAIN, Reason("subjects_locked"))
     return None
+
+
+async def _follow_changes(store: Store, statements: RearmStatements) -> bool:
+    """Arm the subjects again that changes of scopes concern; return whether others have locked some
+    of them."""
+
+    async def follow() -> bool:
+        while (count := await store.transact(statements.follow_changes(_PART))) is not None:
+            if count < 0:
+                return True
+        return False
+
+    # The first call lists the parts of a change; before that there is nothing to share.
+    if await store.transact(statements.follow_changes(_PART)) is None:
+        return False
+    found = await asyncio.gather(*(follow() for _ in range(_AT_ONCE)), return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return any(found)
 
 
 async def _rearm_these(store: Store, statements: RearmStatements, ids: Sequence[int]) -> None:

@@ -65,6 +65,23 @@ class Outgoing(NamedTuple):
     template: str | None
 
 
+class SendHandler:
+    """The application's function that sends, async or not: it takes what is to be sent and, if it
+    has two parameters, the context."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        names = list(inspect.signature(function).parameters)
+        self.context_name = names[1] if len(names) > 1 else None
+        self.function = function
+        self._is_async = inspect.iscoroutinefunction(function)
+
+    async def call(self, what: Any, ctx: Context) -> Any:
+        args = (what,) if self.context_name is None else (what, ctx)
+        if self._is_async:
+            return await self.function(*args)
+        return await call_in_thread(self.function, *args)
+
+
 class SendAttempt:
     """One attempt. A channel that failed for good is not tried again in a later one."""
 
@@ -120,10 +137,12 @@ class SendAttempt:
         self._changed[channel] = None
 
     def mark_sent(self, channel: str, sent: Sent) -> None:
-        """A channel accepted it. The others are not tried again."""
+        """A channel accepted it. Those that were tried are not tried again; those that were not
+        (it is sent again on request, or they waited for their rate) are, if it bounces."""
         for other in list(self._deliveries.values()):
             if other.channel != channel and other.status is DeliveryStatus.PENDING:
-                self.update(other.channel, DeliveryStatus.FAILED, tried=0)
+                status = DeliveryStatus.FAILED if other.attempts else DeliveryStatus.PENDING
+                self.update(other.channel, status, tried=0)
         external_id = clean_external_id(sent.external_id)
         self.update(channel, DeliveryStatus.SENT, external_id=external_id)
 
@@ -153,14 +172,14 @@ class SendAttempt:
 
     # By the app's handler
 
-    async def call(self, handler: Callable[..., Any], what: Any) -> Sent | Outcome:
+    async def call(self, handler: SendHandler, what: Any) -> Sent | Outcome:
         """Have the handler send it. What it raises, other than an outcome, is raised again."""
         if (sent := self.accepted_before()) is not None:
             return sent
         if self.known(HANDLER).status.gave_up:
             return Discard(channels_failed(self._deliveries.values()))
         try:
-            outcome = await _call(handler, what, self._ctx)
+            outcome = await handler.call(what, self._ctx)
         except Outcome as raised:
             outcome = raised
         except Exception as error:
@@ -314,20 +333,6 @@ class SendAttempt:
         outcome = Retry(reason, after=wait) if left else Snooze(wait, reason)
         outcome.__cause__ = broke
         return outcome
-
-
-def context_name(handler: Callable[..., Any]) -> str | None:
-    """The name of the parameter that takes the context; None if there is none."""
-    names = list(inspect.signature(handler).parameters)
-    return names[1] if len(names) > 1 else None
-
-
-async def _call(handler: Callable[..., Any], what: Any, ctx: Context) -> Any:
-    """Call a handler, async or not, of one argument, or of two with the context."""
-    args = (what,) if context_name(handler) is None else (what, ctx)
-    if inspect.iscoroutinefunction(handler):
-        return await handler(*args)
-    return await call_in_thread(handler, *args)
 
 
 def _explain_outcome(outcome: Retry | Discard) -> Reason:

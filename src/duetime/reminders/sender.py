@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,12 +20,13 @@ from duetime.engine.context import Context
 from duetime.reminders.digests import send_digest
 from duetime.reminders.messages import Messages
 from duetime.reminders.recorder import Record, Recorder
-from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
+from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt, SendHandler
 from duetime.storage.reminders.admissions import (
     GONE,
     AdmissionRequest,
     AdmissionStatements,
-    reason_after_wait,
+    HeldJob,
+    Waits,
 )
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.rearm import RearmStatements
@@ -44,14 +45,14 @@ class Sender:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self.channels: dict[str, ConfiguredChannel] = {}
-        self.handler: Callable[..., Any] | None = None
-        self.digest_handler: Callable[..., Any] | None = None
+        self.handler: SendHandler | None = None
+        self.digest_handler: SendHandler | None = None
         self.messages = Messages(app._registrations)
         self.options: dict[str, Any] = {}
         self.escalation: Task[..., Any] | None = None
         # A read begins after the request for it, so after the job was claimed.
         self._ready: Batcher[int, Ready | None] = Batcher(self._read_ready)
-        self._limited: Batcher[AdmissionRequest, Send | Outcome | None] = Batcher(
+        self._locked: Batcher[AdmissionRequest, Send | Outcome | None] = Batcher(
             self._admit_together
         )
         self._recorder = Recorder(app)
@@ -65,8 +66,9 @@ class Sender:
         if ctx.job.expires_at is None:
             lasting = msgspec.structs.replace(ready.reminder, never_expires=True)
             ready = ready._replace(reminder=lasting)
-        admitted = await self._admit(ready)
+        admitted = await self._admit(ready, ctx)
         if isinstance(admitted, Outcome):
+            ctx.suspended = isinstance(admitted, Waits)
             return admitted
         current, way = admitted
         ready = ready._replace(reminder=current)
@@ -136,7 +138,7 @@ class Sender:
 
     # Admission: whether it goes out now, and where
 
-    async def _admit(self, ready: Ready) -> tuple[Reminder, Send] | Outcome:
+    async def _admit(self, ready: Ready, ctx: Context) -> tuple[Reminder, Send] | Outcome:
         """Return the reminder with its recipient, and where it goes; or its job's outcome."""
         reminder, state = ready.reminder, ready.admission
         channels = list(self.channels) if self.handler is None else None
@@ -156,27 +158,28 @@ class Sender:
             return decision
         if released and isinstance(decision, Send):
             return _sends(reminder, recipient, decision)
+        job = HeldJob(ctx.id, ctx.token, ctx.started_us, ctx.elapsed_us)
         if state.digest is not None:
-            outcome: Outcome = await self._app._perform(
-                lambda d: AdmissionStatements(d).stay(reminder)
+            outcome: Outcome | None = await self._app._perform(
+                lambda d: AdmissionStatements(d).stay(reminder, job)
             )
-            return outcome
-        if isinstance(decision, Send) and recipient.max_per_hour and not reminder.rule.urgent:
+            if outcome is not None:
+                return outcome
+            assert isinstance(decision, Send)  # It is urgent.
+            return _sends(reminder, recipient, decision)
+        limited = recipient.max_per_hour and not reminder.rule.urgent
+        if isinstance(decision, Wait) or limited:
             digests = self.handler is None or self.digest_handler is not None
-            answer = await self._admit_limited(
-                AdmissionRequest(reminder, around, channels, digests)
+            answer = await self._admit_locked(
+                AdmissionRequest(reminder, around, channels, digests, job)
             )
             if isinstance(answer, Outcome):
                 return answer
             decision = answer
-        elif isinstance(decision, Wait):
-            waits = decision
-            await self._app._perform(lambda d: AdmissionStatements(d).hold(reminder, waits))
-            return Snooze(waits.until - state.now, waits.reason)
         elif state.held is not None or decision.reason is not None:
-            reason = decision.reason or reason_after_wait(reminder, state.now)
+            reason = decision.reason
             if not await self._app._perform(
-                lambda d: AdmissionStatements(d).release(reminder, reason)
+                lambda d: AdmissionStatements(d).release(reminder, reason, state.now)
             ):
                 return GONE
         return _sends(reminder, recipient, decision)
@@ -191,11 +194,11 @@ class Sender:
         )
         return found.get(scope, set())
 
-    async def _admit_limited(self, request: AdmissionRequest) -> Send | Outcome:
-        """Admit one to a recipient with a limit and count it, or hold it."""
-        answer = await self._limited.submit(request, group=request.reminder.recipient)
+    async def _admit_locked(self, request: AdmissionRequest) -> Send | Outcome:
+        """Admit one to its recipient and count it, or hold it, under the recipient's lock."""
+        answer = await self._locked.submit(request, group=request.reminder.recipient)
         if answer is None:
-            [answer] = await self._app._perform(lambda d: AdmissionStatements(d).admit([request]))
+            answer = await self._app._perform(lambda d: AdmissionStatements(d).admit_again(request))
         return answer
 
     async def _admit_together(
@@ -247,7 +250,8 @@ class Sender:
                 for name, known in ready.deliveries.items()
             },
             ready.now,
-            reminder.run_at or ready.now,
+            # It may have been held until later.
+            min(reminder.run_at or ready.now, ready.now),
             ctx.job.expires_at,
             make,
             reminder.rule.template,

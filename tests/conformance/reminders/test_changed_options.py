@@ -64,6 +64,23 @@ async def test_one_that_waits_for_quiet_hours_is_sent_with_the_new_options(
     assert [reminder.status, reminder.rule.urgent] == ["sent", "urgent" in options]
 
 
+async def test_one_that_became_urgent_says_so(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", quiet="12:30-13:30")
+        await put(app)
+        await world.advance("65m")
+        await put(app, urgent=True)
+        await world.advance("1s")
+        [reminder] = await app.reminders.list()
+
+    assert reminder.status == "sent"
+    assert str(reminder.reason) == (
+        "its wait ended early because its rule is urgent now; otherwise it waits until 13:30 (UTC) "
+        "for the quiet hours 12:30-13:30 of ann"
+    )
+    assert reminder.run_at == START + 65 * MINUTE
+
+
 async def test_one_whose_channel_is_tried_again_is_sent(app: Duetime, mail: Mailbox) -> None:
     mail.failures = [NotSent("no answer", transient=True)]
     async with app.testing(now=START) as world:
@@ -93,6 +110,51 @@ async def test_one_that_waits_in_a_digest_is_sent(app: Duetime, mail: Mailbox) -
         found = await app.reminders.list()
     assert [reminder.status for reminder in found] == ["sent"] * 3
     assert len(mail.messages) == 2
+
+
+async def test_one_that_waits_in_a_digest_and_becomes_urgent_is_sent_at_once(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", max_per_hour=1)
+        for number in range(4):
+            await put(app, f"game:{number}", expires="never")
+        await world.advance("65m")
+        waiting = await app.reminders.list(status="armed")
+        await put(app, waiting[0].subject, expires="never", urgent=True)
+        await world.advance("1s")
+        urgent = await app.reminders.get(waiting[0].id)
+        others = [await app.reminders.get(one.id) for one in waiting[1:]]
+        await world.advance("3h")
+        in_the_end = await app.reminders.list()
+
+    assert urgent.status == "sent"
+    assert str(urgent.reason).startswith(
+        "its wait ended early because its rule is urgent now; otherwise it waits for digest"
+    )
+    assert [one.status for one in others] == ["armed", "armed"]
+    assert [one.status for one in in_the_end] == ["sent"] * 4
+    assert [message.subject for message in mail.messages][1] == urgent.subject
+    assert mail.times[:2] == [START + HOUR, START + 65 * MINUTE]
+    assert [message.event for message in mail.messages][1:] == ["reminder.due", "reminder.digest"]
+
+
+async def test_one_that_becomes_urgent_leaves_a_digest_of_two_to_the_other(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", max_per_hour=1)
+        for number in range(3):
+            await put(app, f"game:{number}", expires="never")
+        await world.advance("65m")
+        waiting = await app.reminders.list(status="armed")
+        await put(app, waiting[0].subject, expires="never", urgent=True)
+        await world.advance("3h")
+        found = await app.reminders.list()
+
+    assert [one.status for one in found] == ["sent"] * 3
+    assert [message.event for message in mail.messages] == ["reminder.due"] * 3
+    assert mail.times == [START + HOUR, START + 65 * MINUTE, START + 2 * HOUR]
 
 
 async def test_one_that_is_late_because_no_worker_ran_is_sent(app: Duetime, mail: Mailbox) -> None:

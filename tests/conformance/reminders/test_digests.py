@@ -214,6 +214,26 @@ async def test_who_waits_goes_before_a_newcomer(app: Duetime, mail: Mailbox) -> 
     assert sizes == [1, 3]
 
 
+async def test_a_reminder_joins_a_digest_that_is_overdue(app: Duetime, mail: Mailbox) -> None:
+    """Workers were down, and other jobs come before the digest's."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", max_per_hour=1)
+        await put_games(app, 2)
+        await world.advance("1h1m")
+        [digest] = await app.jobs.list(task="duetime.digest")
+        await app.jobs.reprioritise(digest.id, 9)
+        await app.jobs.reschedule(digest.id, START)
+        rule = {"rule": "-1h", "past": "send_now"}
+        await app.subjects.put("late", due=START + 2 * HOUR, remind=[rule], recipients=["ann"])
+        await world.advance("2h")
+        [late] = await app.reminders.list(subject="late")
+        assert late.job_id is not None
+        history = (await app.jobs.get(late.job_id)).history
+
+    assert late.status is ReminderStatus.SENT
+    assert {one.outcome for one in history} <= {"snoozed", "completed", "cancelled"}
+
+
 async def test_what_was_withdrawn_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
         await app.recipients.put("ann", max_per_hour=1)
@@ -772,9 +792,10 @@ async def test_a_reminder_of_a_stale_subject_is_not_sent(
     """It moved, and nobody has computed yet what that means: the old time is not true any more."""
     async with app.testing(now=START, isolated=False) as world:
         await put_games(app, 1)
-        await world.advance("59m59s")
-        mark_stale(backend, "game:0", START, START + 9 * HOUR)
-        await world.advance("1500ms")
+        await world.advance("59m59s900ms")
+        # Just now: nobody looks after a lost job so soon.
+        mark_stale(backend, "game:0", await app.now(), START + 9 * HOUR)
+        await world.advance("200ms")
         waiting = list(mail.messages)
         [reminder] = await app.reminders.list(status="armed", limit=1000)
         await world.advance("10h")

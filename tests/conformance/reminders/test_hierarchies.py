@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from duetime import Duetime, Reminder
 from duetime.errors import InvalidInput
+from duetime.storage.reminders.pruning import PruneStatements
 from tests.conformance.reminders.test_tracking import DUE, Table, at, reminders, settle
 from tests.conftest import Backend
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 
 @pytest.fixture
@@ -250,6 +251,100 @@ async def test_a_scope_whose_row_is_gone_sets_nothing_and_goes_with_what_is_insi
     assert not list(await app.scopes.list())
 
 
+async def scopes_after_pruning(app: Duetime) -> list[str]:
+    await settle(app)
+    store = await app.store()
+    statements = PruneStatements(store.dialect)
+    refs = await store.transact(statements.gone_scopes(), reads=True)
+    if refs:
+        await store.transact(statements.drop_scopes(refs))
+    return [scope.ref for scope in await app.scopes.list()]
+
+
+@pytest.mark.parametrize("leaves", ["row", "put", "delete", "inner_row", "inner_put"])
+async def test_a_scope_whose_row_is_gone_goes_when_the_last_has_left(
+    app: Duetime, table: Table, leaves: str
+) -> None:
+    await app.store()
+    table.run(
+        "create table teams (id integer primary key, minutes integer)",
+        "create table crews (id integer primary key, team integer)",
+        f"create table shifts (id integer primary key, team integer, starts_at {table.due})",
+        "insert into teams values (1, 60)",
+    )
+    await app.tables.put("teams", kind="scopes", id="id", remind="minutes")
+    await app.tables.put("crews", kind="scopes", id="id", parent="teams:{team}")
+    await app.tables.put("shifts", id="id", due="starts_at", scope="teams:{team}")
+    await settle(app)
+    match leaves:
+        case "row":
+            table.run(f"insert into shifts values (1, 1, {at(DUE)})")
+        case "put" | "delete":
+            await app.subjects.put("own", due=DUE, scope="teams:1")
+        case "inner_row":
+            table.run("insert into crews values (7, 1)")
+        case "inner_put":
+            await app.scopes.put("own", parent="teams:1")
+    table.run("delete from teams")
+    before = await scopes_after_pruning(app)
+    match leaves:
+        case "row":
+            table.run("update shifts set team = null")
+        case "put":
+            await app.subjects.put("own", due=DUE)
+        case "delete":
+            await app.subjects.delete("own")
+        case "inner_row":
+            table.run("update crews set team = null")
+        case "inner_put":
+            await app.scopes.put("own")
+    after = await scopes_after_pruning(app)
+
+    assert "teams:1" in before
+    assert "teams:1" not in after
+    assert (await app.tables.get("teams")).problems == 0
+
+
+async def test_a_scope_whose_row_is_gone_stays_while_it_is_used(app: Duetime, table: Table) -> None:
+    """By a subject that is done, or by the application, which has put its rules."""
+    await app.store()
+    table.run("create table teams (id integer primary key, minutes integer)")
+    await app.tables.put("teams", kind="scopes", id="id", remind="minutes")
+    table.run("insert into teams values (1, 60), (2, 60)")
+    await settle(app)
+    await app.subjects.put("done", due=DUE, scope="teams:1")
+    await app.subjects.put("open", due=DUE, scope="teams:2")
+    table.run("delete from teams")
+    await settle(app)
+    await app.subjects.complete("done")
+    await app.scopes.put("teams:2", remind=["-5m"])
+    await app.subjects.delete("open")
+    left = await scopes_after_pruning(app)
+    await app.subjects.delete("done")
+
+    assert left == ["teams:1", "teams:2"]
+    assert await scopes_after_pruning(app) == ["teams:2"]
+
+
+async def test_workers_remove_scopes_whose_rows_are_gone(backend: Backend, table: Table) -> None:
+    app = Duetime(backend.url, migrate=True, prune_every="50ms")
+    await app.store()
+    table.run("create table teams (id integer primary key, minutes integer)")
+    await app.tables.put("teams", kind="scopes", id="id", remind="minutes")
+    table.run("insert into teams values (1, 60)")
+    await settle(app)
+    await app.subjects.put("game", due=DUE, scope="teams:1")
+    table.run("delete from teams")
+    async with app.worker():
+        await app.subjects.delete("game")
+
+        async def is_gone() -> bool:
+            return not list(await app.scopes.list())
+
+        await until(is_gone)
+    await app.close()
+
+
 @pytest.mark.parametrize(
     ("value", "holds", "said"),
     [
@@ -316,6 +411,36 @@ async def test_scopes_inside_each_other_are_a_problem_that_is_told(
     assert str(info.example).startswith("folders:1: the scope 'folders:3' is inside it")
     assert (await app.scopes.get("folders:1")).parent is None
     assert (await app.scopes.get("folders:3")).parent == "folders:2"
+
+
+@pytest.mark.parametrize(
+    ("order", "others"), [((1, 2), []), ((2, 1), []), ((9, 1), range(100, 800))]
+)
+async def test_a_parent_and_its_child_change_places(
+    app: Duetime, table: Table, order: tuple[int, int], others: Sequence[int]
+) -> None:
+    """`others`: scopes that the same statement changes; on SQLite a worker follows 500 rows at a
+    time."""
+    inner, outer = order
+    table.run("create table levels (id integer primary key, parent_id integer, minutes text)")
+    await app.tables.put(
+        "levels", kind="scopes", id="id", remind="minutes", parent="levels:{parent_id}"
+    )
+    table.run(
+        f"insert into levels values ({outer}, null, '60'), ({inner}, {outer}, null)",
+        *(f"insert into levels values ({other}, null, null)" for other in others),
+    )
+    await settle(app)
+
+    table.run(
+        f"update levels set parent_id = case id when {outer} then {inner} end, minutes = '30'",
+    )
+    await settle(app)
+
+    found = {n: (await app.scopes.get(f"levels:{n}")).parent for n in (outer, inner)}
+    [tracked] = await app.tables.list()
+    assert found == {outer: f"levels:{inner}", inner: None}
+    assert tracked.problems == 0
 
 
 async def test_a_scope_that_the_application_has_put_is_left_alone(

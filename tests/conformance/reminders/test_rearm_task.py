@@ -198,6 +198,28 @@ async def test_one_that_is_locked_is_armed_after_the_lock(app: Duetime, database
 
 
 @on_postgres
+async def test_a_scope_that_is_being_changed_holds_up_its_own_subjects_alone(
+    app: Duetime, database: Database
+) -> None:
+    for tree in ("a", "b"):
+        await app.scopes.put(tree, remind=["-1h"])
+        await app.scopes.put(f"{tree}:inner", parent=tree)
+        await app.subjects.put(f"game:{tree}", due=DUE, scope=f"{tree}:inner")
+    await mark(app, database)
+    with closing(database.connect()) as other:
+        other.execute("update duetime.scope set updated_at = now() where ref = 'a'")
+        answer = await asyncio.wait_for(rearm_stale(app), 20)
+        meanwhile = await armed(app)
+        other.rollback()
+    again = await rearm_stale(app)
+
+    assert isinstance(answer, Snooze)
+    assert meanwhile == [DUE, DUE + DAY]
+    assert again is None
+    assert await armed(app) == [DUE + DAY] * 2
+
+
+@on_postgres
 async def test_one_that_is_marked_again_meanwhile_stays_marked(
     app: Duetime, database: Database
 ) -> None:

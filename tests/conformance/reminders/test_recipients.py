@@ -13,6 +13,7 @@ from duetime.channels.channel import NotSent
 from duetime.domain.reminders.recipient import Route
 from duetime.errors import InvalidInput, RecipientNotFound
 from tests.conformance.mailbox import HOUR, START, Mailbox, explain, put_games
+from tests.conformance.reminders.test_deliveries import Box
 from tests.conftest import Backend
 
 
@@ -202,9 +203,46 @@ async def test_quiet_hours_that_are_taken_back_hold_nothing_any_more(
 
     assert mail.hours == [2.0]
     assert (
-        "The settings of ann were changed, so it was sent at once; otherwise it waits until 20:00"
-        in why
-    )
+        "Its wait ended early because the settings of ann were changed; otherwise it waits until "
+        "20:00 (UTC) for the quiet hours 12:00-20:00 of ann."
+    ) in why
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+async def test_one_whose_quiet_hours_were_taken_back_is_due_from_then_on(
+    app: Duetime, mail: Mailbox, limit: int | None
+) -> None:
+    """Its channel fails: it says neither that it was sent nor that it is due when they end."""
+    mail.failures = [NotSent("no answer", transient=True)]
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", quiet="12:00-20:00", max_per_hour=limit)
+        await put_games(app, 1, {"rule": "0s", "expires": "never"})
+        await world.advance("2h")
+        await app.recipients.put("ann", max_per_hour=limit)
+        await world.advance("1ms")
+        [tried] = await app.reminders.list()
+        why = await explain(app, "game:0")
+
+    assert (len(mail.tried), len(mail.messages)) == (1, 0)
+    assert tried.run_at == START + 2 * HOUR
+    assert " is due, as job " in why
+    assert "Mail failed: no answer. Mail is tried again at " in why
+    assert "20:00:00Z" not in why
+    assert "sent" not in why
+
+
+async def test_the_tries_of_a_channel_count_from_the_end_of_the_wait(app: Duetime) -> None:
+    mail = Box(app, "mail", *[NotSent("no answer", transient=True)] * 999, retry_for="10m")
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", quiet="12:00-20:00")
+        await put_games(app, 1, {"rule": "0s", "expires": "never"})
+        await world.advance("2h")
+        await app.recipients.put("ann")
+        await world.advance("1h")
+        [reminder] = await app.reminders.list()
+
+    assert reminder.status == "failed"
+    assert len(mail.asked) > 1
 
 
 async def test_a_subject_that_ends_in_quiet_hours_is_not_reminded_of(

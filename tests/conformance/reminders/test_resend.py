@@ -285,6 +285,41 @@ async def test_one_that_is_too_late_and_bounces_goes_to_the_next_channel(app: Du
     assert (sent.status, sent.channel) == ("sent", "mail")
 
 
+@pytest.mark.parametrize("failed_at", ["once", "in_a_later_round"])
+async def test_one_that_failed_everywhere_and_bounces_goes_to_the_next_channel(
+    app: Duetime, failed_at: str
+) -> None:
+    """All its channels are tried anew, also those after the one that accepts it first."""
+    push, mail = Box(app, "push", LASTS), Box(app, "mail", LASTS)
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        if failed_at == "in_a_later_round":
+            await app.reminders.resend(await only(app))
+            await world.advance("1s")
+            await app.reminders.resend(await only(app))
+            push.failures, mail.failures = [LASTS], [LASTS]
+            await world.advance("1s")
+        failed = await only(app)
+        await app.reminders.resend(failed)
+        await world.advance("1s")
+        accepted = await only(app)
+        why = str(await app.reminders.explain(accepted.id))
+        await app.receipt(f"push-{len(push.messages)}", "bounced")
+        await world.advance("1s")
+        sent = await only(app)
+        deliveries = [
+            (one.channel, one.status.value, one.attempts)
+            for one in await app.reminders.deliveries(sent)
+            if one.round == sent.snoozes
+        ]
+
+    assert (failed.status, accepted.channel) == ("failed", "push")
+    assert "mail" not in why, "mail has not been tried since"
+    assert (sent.status, sent.channel) == ("sent", "mail")
+    assert deliveries == [("push", "bounced", 1), ("mail", "sent", 1)]
+
+
 # Many at once
 
 

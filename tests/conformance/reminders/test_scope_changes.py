@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
 from duetime import Duetime, Reminder, Sent, Snooze
+from duetime.reminders import rearm
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.rearm import RearmStatements
 from tests.conftest import Backend
@@ -61,6 +63,23 @@ async def test_a_large_change_returns_before_its_subjects_are_armed(app: Duetime
     assert {"change_begun", "change_followed"} & {step.code for step in explained.steps}
     assert await armed(app) == ["-2h"] * MANY
     assert await app.scopes.changes("guild") == []
+
+
+async def test_the_nearest_subjects_are_armed_first(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rearm, "_PART", 500)
+    await fill(app, ahead=timedelta(days=9), remind=["-1h"], count=1600)
+    soon = await app.now() + timedelta(days=2)
+    await app.subjects.put("soon", due=soon, scope="channel")
+    await app.scopes.put("guild", remind=["-2h"])
+
+    assert await rearm_stale(app) is None
+
+    [first] = await app.reminders.list(subject="soon", status="armed")
+    later = [one async for one in app.reminders.iterate(status="armed") if one.id > first.id]
+    assert first.rule.text == "-2h"
+    assert len(later) >= 600
 
 
 async def test_a_worker_follows_a_change(app: Duetime) -> None:
@@ -139,6 +158,33 @@ async def test_a_change_goes_on_where_a_worker_died(app: Duetime) -> None:
 
 
 @on_postgres
+async def test_two_sessions_follow_a_change_at_the_same_time(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(app, ahead=timedelta(days=9), remind=["-1h"])
+    await app.scopes.put("guild", remind=["-2h"])
+    monkeypatch.setattr(rearm, "_PART", 20)
+    store = await app.store()
+    transact, running, most = store.transact, 0, 0
+
+    async def counted(*statements: Any, **options: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await transact(*statements, **options)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(store, "transact", counted)
+    assert await rearm_stale(app) is None
+
+    assert most == 2
+    assert await armed(app) == ["-2h"] * MANY
+    assert await app.scopes.changes("guild") == []
+
+
+@on_postgres
 async def test_a_change_does_not_wait_for_a_locked_subject(app: Duetime, backend: Backend) -> None:
     await fill(app, ahead=timedelta(days=9), remind=["-1h"], count=3)
     with psycopg.connect(backend.url) as other:
@@ -164,6 +210,71 @@ async def test_changes_of_different_trees_do_not_wait_for_each_other(
         await app.scopes.put("a", remind=["-1h"], tx=connection)
         await asyncio.wait_for(app.scopes.put("b", remind=["-1h"]), 20)
         await asyncio.wait_for(app.scopes.put("b:inner", parent="b", remind=["-2h"]), 20)
+
+
+async def change_two_trees(app: Duetime) -> None:
+    due = await app.now() + timedelta(days=9)
+    for tree in ("a", "b"):
+        await app.scopes.put(tree, remind=["-1h"])
+        await app.subjects.put_many(
+            [app.subjects.define(f"{tree}:{n}", due=due, scope=tree) for n in range(MANY)]
+        )
+        await app.scopes.put(tree, remind=["-2h"])
+
+
+@on_postgres
+async def test_locked_subjects_of_one_change_do_not_hold_up_another(
+    app: Duetime, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rearm, "_PART", 100)
+    await change_two_trees(app)
+    with psycopg.connect(backend.url) as other:
+        other.execute("select from duetime.subject where scope = 'a' for update")
+        again = await rearm_stale(app)
+        meanwhile = await armed(app)
+
+    assert isinstance(again, Snooze)
+    assert meanwhile == ["-1h"] * MANY + ["-2h"] * MANY
+
+
+@on_postgres
+async def test_a_locked_scope_of_one_change_does_not_hold_up_another(
+    app: Duetime, backend: Backend
+) -> None:
+    await change_two_trees(app)
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await app.scopes.put("a", remind=["-3h"], tx=connection)
+        again = await asyncio.wait_for(rearm_stale(app), 20)
+        meanwhile = await armed(app)
+        await connection.commit()
+    while await rearm_stale(app) is not None:
+        pass
+
+    assert isinstance(again, Snooze)
+    assert meanwhile == ["-1h"] * MANY + ["-2h"] * MANY
+    assert await armed(app) == ["-2h"] * MANY + ["-3h"] * MANY
+
+
+@on_postgres
+async def test_what_came_due_before_a_second_change_is_late_whichever_is_followed_first(
+    app: Duetime, backend: Backend
+) -> None:
+    due = await fill(app, ahead=timedelta(hours=1, seconds=3), remind=[])
+    await app.scopes.put("guild", remind=["-1h"])
+    store = await app.store()
+    await store.transact(RearmStatements(store.dialect).follow_changes(MANY))
+
+    async def passed() -> bool:
+        return await app.now() > due - timedelta(hours=1)
+
+    await until(passed)
+    await app.scopes.put("guild", remind=["-1h", "-30m"])
+    with psycopg.connect(backend.url) as other:
+        # Another worker has taken what is left of the first change.
+        other.execute("select from duetime.scope_change_part for update")
+        assert await rearm_stale(app) is None
+
+    assert await armed(app) == ["-1h"] * MANY + ["-30m"] * MANY
 
 
 async def test_a_subject_that_is_put_meanwhile_is_up_to_date(app: Duetime) -> None:

@@ -650,6 +650,80 @@ async def test_lists_of_recipients(app: Duetime, table: Table) -> None:
     assert found == {"tasks:1": ("ann", "bob"), "tasks:2": (), "also:1": ("eve", "7"), "also:2": ()}
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+@pytest.mark.parametrize(
+    ("value", "recipients"),
+    [
+        ('["ann", 7, null, "ann"]', ("ann", "7")),
+        ("[]", ()),
+        ('"ann"', ("ann",)),
+        ("7", ("7",)),
+        ('{"id": 7}', None),
+        ('["ann", {"id": 7}]', None),
+        ('[["ann"]]', None),
+        ("[true]", None),
+    ],
+)
+async def test_recipients_in_json_are_names_or_a_problem_of_the_row(
+    app: Duetime, table: Table, kind: str, value: str, recipients: tuple[str, ...] | None
+) -> None:
+    await app.store()
+    table.run(f"create table tasks (id int primary key, due_at {table.due}, who {kind})")
+    await app.tables.put("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
+    table.run(f"insert into tasks values (1, {at(DUE)}, '{value}')")
+    await settle(app)
+    subject = await app.subjects.get("tasks:1")
+    found = [one.recipient for one in await app.reminders.list(subject="tasks:1")]
+    table.run("update tasks set who = '[\"bob\"]'")
+    await settle(app)
+    mended = await app.subjects.get("tasks:1")
+
+    assert subject.recipients == (recipients or ())
+    assert (mended.recipients, mended.problem) == (("bob",), None)
+    if recipients is None:
+        assert found == [], "the handler would choose who is reminded"
+        assert str(subject.problem) == (
+            "its recipients are neither a name nor a list of names: nobody is reminded"
+        )
+    else:
+        assert subject.problem is None
+        assert sorted(found) == sorted(recipients or ("",))
+
+
+@on_postgres
+@pytest.mark.parametrize(("value", "is_problem"), [("true", True), ("null", False)])
+async def test_recipients_that_are_a_boolean_or_null_in_json(
+    app: Duetime, table: Table, value: str, is_problem: bool
+) -> None:
+    await app.store()
+    table.run(
+        "create table tasks (id int primary key, due_at date, who jsonb)",
+        f"insert into tasks values (1, '2035-06-01', '{value}')",
+    )
+    await app.tables.put("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
+    subject = await app.subjects.get("tasks:1")
+
+    assert subject.recipients == ()
+    assert (subject.problem is not None) == is_problem
+
+
+@on_postgres
+@pytest.mark.parametrize(("name", "kept"), [("", False), ("x" * 200, True), ("x" * 201, False)])
+@pytest.mark.parametrize("form", ["{}", "[{}]"])
+async def test_names_in_json_that_are_empty_or_too_long_are_left_out(
+    app: Duetime, table: Table, form: str, name: str, kept: bool
+) -> None:
+    await app.store()
+    value = form.format(f'"{name}"')
+    table.run(
+        "create table tasks (id int primary key, due_at date, who jsonb)",
+        f"insert into tasks values (1, '2035-06-01', '{value}')",
+    )
+    await app.tables.put("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
+
+    assert (await app.subjects.get("tasks:1")).recipients == ((name,) if kept else ())
+
+
 @on_postgres
 async def test_a_role_with_few_rights_tracks_its_own_table(
     app: Duetime, backend: Backend, table: Table
@@ -998,8 +1072,8 @@ async def test_one_tenant_cannot_touch_the_subjects_of_another(
         with pytest.raises(InvalidInput, match=r"tracks ann\.orders"):
             await bob.tables.put("bob.orders", id="id", due="at", remind=["-1h"], name="orders")
         [call] = table.run(
-            "select proname from pg_proc where proname like '\\_track\\_%' and proname not like"
-            " '%\\_clear' and pronamespace = 'duetime'::regnamespace and prosecdef"
+            "select proname from pg_proc where proname ~ '^_track_[0-9a-f]{32}$'"
+            " and pronamespace = 'duetime'::regnamespace and prosecdef"
         )[0]
         for statement in (
             "select duetime.track_clear('orders')",
@@ -1007,7 +1081,10 @@ async def test_one_tenant_cannot_touch_the_subjects_of_another(
             "select duetime.track_define('orders', 'bob.orders', '{}', 'bob')",
             "select duetime.track_define('mine', 'ann.orders', '{}', 'bob')",
             f"select duetime.{call}({'null, ' * 9} '{{orders:1}}')",
+            f"select duetime.{call}_clear()",
+            f"select duetime.{call}_refs(null)",
             "select duetime._track_clear('orders', null)",
+            "select duetime._track_refs('orders', null)",
         ):
             with psycopg.connect(_as(backend.url, "few_bob")) as connection:
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -234,6 +234,33 @@ async def test_one_that_is_being_changed_does_not_hold_up_those_admitted_with_it
 
 
 @on_both
+async def test_quiet_hours_that_are_lifted_while_workers_hold_release_all(
+    backend: Backend, app: Duetime
+) -> None:
+    mail = Mail()
+    now = datetime.now(UTC)
+    due = now + timedelta(milliseconds=500)
+    await app.recipients.put("ann", tz="UTC", quiet=f"{now - HOUR:%H:%M}-{now + 2 * HOUR:%H:%M}")
+    games = [
+        app.subjects.define(f"game:{n}", due=due, remind=EVEN_LATE, recipients=["ann"])
+        for n in range(GAMES)
+    ]
+    await app.subjects.put_many(games)
+
+    async def some_are_held() -> bool:
+        return query(backend, "select count(*) from duetime.reminder where held is not null") != [
+            (0,)
+        ]
+
+    async with fleet(backend, mail, workers=4):
+        await until(some_are_held)
+        await app.recipients.put("ann", quiet=None)
+        await until_all_sent(backend, app)
+
+    check_none_twice_none_lost(backend, mail)
+
+
+@on_both
 async def test_a_digest_whose_send_fails_is_sent_again_whole(
     backend: Backend, app: Duetime
 ) -> None:

@@ -55,7 +55,7 @@ def _items(value: Any) -> list[Any] | None:
         if text.startswith("["):
             try:
                 decoded = msgspec.json.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 return [text]
             return decoded if isinstance(decoded, list) else [decoded]
         if text.startswith("{") and text.endswith("}"):

@@ -278,9 +278,13 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
     if scope is not None and len(scope) > MAX_NAME_LENGTH:
         scope = None
         problems.append(Reason.of("scope_too_long", limit=MAX_NAME_LENGTH))
-    given = _read_recipients(row["recipients"])
+    read = _read_recipients(row["recipients"])
+    given = read or ()
     recipients = tuple(name for name in given if len(name) <= MAX_NAME_LENGTH)
-    if len(given) > MAX_RECIPIENTS:
+    if read is None:
+        due = None
+        problems.append(Reason("recipients_unreadable"))
+    elif len(given) > MAX_RECIPIENTS:
         # Without recipients its reminder would go to whom the handler says.
         recipients, due = (), None
         problems.append(Reason.of("too_many_recipients", limit=MAX_RECIPIENTS))
@@ -354,16 +358,22 @@ def read_due(value: Any, zone: str) -> datetime | Reason | None:
         return Reason("due_out_of_range")
 
 
-def _read_recipients(value: Any) -> tuple[str, ...]:
-    """One recipient, or a JSON array of them."""
-    if value is None or value == "":
-        return ()
-    if isinstance(value, str) and value.lstrip().startswith("["):
+def _read_recipients(value: Any) -> tuple[str, ...] | None:
+    """One recipient, or a JSON array of them; None: it is something else.
+
+    >>> _read_recipients('["ann", 7]'), _read_recipients("ann"), _read_recipients('{"id": 7}')
+    (('ann', '7'), ('ann',), None)
+    """
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{", '"')):
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError:
             pass
+        except RecursionError:
+            return None
     values = value if isinstance(value, list) else [value]
+    if any(isinstance(one, dict | list | bool) for one in values):
+        return None
     return tuple(dict.fromkeys(str(one) for one in values if one not in (None, "")))
 
 

@@ -40,6 +40,11 @@ OWN_TABLES = frozenset(
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "rules", "open")
 _SCOPE_NAMES = ("ref", "scope", "rules", "locked", "open")
 _NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
+# Every value of these types can be converted to `jsonb`.
+_PLAIN = _NUMBERS | {
+    "text", "character varying", "character", "jsonb", "boolean", "uuid", "date",
+    "timestamp with time zone", "timestamp without time zone",
+}  # fmt: skip
 
 
 class PostgresTriggers:
@@ -114,10 +119,24 @@ class PostgresTriggers:
             past = f"({keys}) > ({values})"
         statement = self._fill(
             "track_scopes_fill" if track.kind == "scopes" else "track_fill", track, table,
-            {"keys": keys, "texts": texts, "past": past, "most": str(most)},
+            {"texts": texts, "past": past, "most": str(most)},
         )  # fmt: skip
         [(count, last)] = yield statement, ()
         return count, last if count == most else None
+
+    def missing(self, track: Track, table: TableInfo) -> Generator[Statement, list[Row], list[str]]:
+        more = {"table_name": _literal(table.name)}
+        rows = yield self._fill("track_missing", track, table, more), ()
+        return [row[0] for row in rows]
+
+    def drop(self, track: Track, table: TableInfo, refs: Sequence[str]) -> Statements:
+        more = {"refs": f"array[{', '.join(map(_literal, refs))}]::text[]"}
+        # A statement of its own: the next sees what was committed until they were locked.
+        rows = yield self._fill("track_hold", track, table, more), ()
+        if rows:
+            more = {"refs": f"array[{', '.join(_literal(row[0]) for row in rows)}]::text[]"}
+            more["nothing"] = "null, " * (5 if track.kind == "scopes" else 9)
+            yield self._fill("track_drop", track, table, more), ()
 
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         document = {"name": track.name, "most": most}
@@ -143,7 +162,7 @@ class PostgresTriggers:
     ) -> str:
         """A statement with its places filled. Each is filled once: what is put in stays."""
         is_scopes = track.kind == "scopes"
-        columns = (_scope_columns if is_scopes else _columns)(track, table)
+        columns = (_scope_columns if is_scopes else _columns)(track, table, self._schema)
         names = _SCOPE_NAMES if is_scopes else _NAMES
         places = {
             "table": table.name,
@@ -153,6 +172,7 @@ class PostgresTriggers:
             "ref": columns["ref"],
             "columns": ",\n        ".join(f"{columns[n]} as {n}" for n in names),
             "when": track.when or "true",
+            "keys": ", ".join(_quoted(column) for column in track.id),
             **(more or {}),
         }
         parts = self._sql[name].split("{")
@@ -161,8 +181,8 @@ class PostgresTriggers:
         )
 
 
-def _columns(track: Track, table: TableInfo) -> dict[str, str]:
-    """What is tracked of a row, as expressions over its columns."""
+def _columns(track: Track, table: TableInfo, ours: str) -> dict[str, str]:
+    """What is tracked of a row, as expressions over its columns. `ours`: Duetime's own schema."""
     types = table.columns
     assert track.due is not None
     kind = types[track.due]
@@ -179,15 +199,15 @@ def _columns(track: Track, table: TableInfo) -> dict[str, str]:
         "scope": _scope(track),
         "due": due,
         "local_due": local_due,
-        "zone": "null::text" if track.tz is None else f"left({_quoted(track.tz)}::text, 100)",
-        "recipients": _recipients(track, types),
-        "data": _data(track, types),
-        "rules": _rules(track, types),
+        "zone": "null::text" if track.tz is None else f"left({_text(track.tz)}, 100)",
+        "recipients": _recipients(track, types, ours),
+        "data": _data(track, types, ours),
+        "rules": _rules(track, types, ours),
         "open": _open(track),
     }  # fmt: skip
 
 
-def _scope_columns(track: Track, table: TableInfo) -> dict[str, str]:
+def _scope_columns(track: Track, table: TableInfo, ours: str) -> dict[str, str]:
     types = table.columns
     if track.locked is not None and types[track.locked] != "boolean":
         raise InvalidInput(
@@ -197,7 +217,7 @@ def _scope_columns(track: Track, table: TableInfo) -> dict[str, str]:
     return {
         "ref": _ref(track, types),
         "scope": _scope(track),
-        "rules": _rules(track, types),
+        "rules": _rules(track, types, ours),
         "locked": "false" if track.locked is None else f"coalesce({_quoted(track.locked)}, false)",
         "open": _open(track),
     }
@@ -217,11 +237,7 @@ def _ref(track: Track, types: Mapping[str, str]) -> str:
                 "session settings. id must be a number, a text, a UUID or a date."
             )
         # Not `::text`: that of a date depends on the session.
-        text = (
-            f"to_char({_quoted(column)}, 'YYYY-MM-DD')"
-            if kind == "date"
-            else f"{_quoted(column)}::text"
-        )
+        text = f"to_char({_quoted(column)}, 'YYYY-MM-DD')" if kind == "date" else _text(column)
         if len(track.id) > 1:
             # So that ('a:b', 'c') and ('a', 'b:c') are two.
             text = f"replace(replace({text}, '%', '%25'), ':', '%3A')"
@@ -231,17 +247,19 @@ def _ref(track: Track, types: Mapping[str, str]) -> str:
 
 def _scope(track: Track) -> str:
     parts = " || ".join(
-        f"{_quoted(part)}::text" if is_column else _literal(part)
-        for part, is_column in track.scope_parts
+        _text(part) if is_column else _literal(part) for part, is_column in track.scope_parts
     )
     return f"left({parts}, {MAX_NAME_LENGTH + 1})" if parts else "null::text"
 
 
 # Whatever a row holds, its write must not fail: a number replaces a value that is too large, since
-# it is neither a list of recipients nor data. `_track_rows` stores that as the subject's problem.
+# it is neither a list of recipients nor data; an object replaces a list that holds something other
+# than names. `_track_rows` stores that as the subject's problem.
+_NO_LIST = "'{}'::jsonb"
+_NO_NAME = '\'strict $[*] ? (@.type() != "string" && @.type() != "number" && @.type() != "null")\''
 
 
-def _recipients(track: Track, types: Mapping[str, str]) -> str:
+def _recipients(track: Track, types: Mapping[str, str], ours: str) -> str:
     if track.recipients is None:
         return "'[]'::jsonb"
     column, kind = _quoted(track.recipients), types[track.recipients]
@@ -249,19 +267,23 @@ def _recipients(track: Track, types: Mapping[str, str]) -> str:
         many = f"cardinality({column})"
         return (
             f"case when {many} > {MAX_RECIPIENTS} then to_jsonb({many}) "
-            f"else coalesce(to_jsonb({column}), '[]') end"
+            f"when {column} is null then '[]' "
+            f"else {_as_json(track.recipients, kind, ours, _NO_LIST)} end"
         )
     if kind in _LISTS:
         size = f"octet_length({column}::text)"
+        value = _as_json(track.recipients, kind, ours, _NO_LIST)
         return (
             f"case when {size} > {MAX_DATA_BYTES} then to_jsonb({size}) "
-            f"else coalesce(to_jsonb({column}), '[]') end"
+            f"when jsonb_typeof({value}) = 'number' then jsonb_build_array({value}) "
+            f"when jsonb_path_exists({value}, {_NO_NAME}, silent => true) then '{{}}' "
+            f"when {column} is null then '[]' else {value} end"
         )
-    name = f"left({column}::text, {MAX_NAME_LENGTH + 1})"
+    name = f"left({_text(track.recipients)}, {MAX_NAME_LENGTH + 1})"
     return f"case when {column} is null then '[]' else jsonb_build_array({name}) end"
 
 
-def _rules(track: Track, types: Mapping[str, str]) -> str:
+def _rules(track: Track, types: Mapping[str, str], ours: str) -> str:
     """An object replaces what is too large."""
     if track.remind_from is None:
         return "null::jsonb"
@@ -284,21 +306,23 @@ def _rules(track: Track, types: Mapping[str, str]) -> str:
             f"case when cardinality({column}) > {MAX_RULES} then {too_many} "
             f"when {column} is not null then to_jsonb({each}) end"
         )
+    value = _as_json(track.remind_from, kind, ours, f"to_jsonb({column}::text)")
     if kind.endswith("[]"):
-        return (
-            f"case when cardinality({column}) > {MAX_RULES} then {too_many} "
-            f"else to_jsonb({column}) end"
-        )
+        return f"case when cardinality({column}) > {MAX_RULES} then {too_many} else {value} end"
     if element in _NUMBERS:
         return f"to_jsonb({column})"
     size = f"octet_length({column}::text) > {_MAX_RULES_BYTES}"
-    return f"case when {size} then {too_many} else to_jsonb({column}) end"
+    return f"case when {size} then {too_many} else {value} end"
 
 
-def _data(track: Track, types: Mapping[str, str]) -> str:
+def _data(track: Track, types: Mapping[str, str], ours: str) -> str:
     if not track.data:
         return "'{}'::jsonb"
-    pairs = ", ".join(f"{_literal(column)}, {_quoted(column)}" for column in track.data)
+    pairs = ", ".join(
+        f"{_literal(column)}, "
+        + _as_json(column, types[column], ours, f"to_jsonb({_quoted(column)}::text)")
+        for column in track.data
+    )
     sizes = " + ".join(f"coalesce({_size(column, types)}, 0)::bigint" for column in track.data)
     return (
         f"case when {sizes} > {MAX_DATA_BYTES} then to_jsonb({sizes}) "
@@ -312,6 +336,18 @@ def _size(column: str, types: Mapping[str, str]) -> str:
         # Known without reading it. `pg_column_size` may be what is left of it when compressed.
         return f"octet_length({_quoted(column)}::text)"
     return f"pg_column_size({_quoted(column)})"
+
+
+def _text(column: str) -> str:
+    """A column as text. By its own collation, texts that differ might count as equal."""
+    return f'{_quoted(column)}::text collate "default"'
+
+
+def _as_json(column: str, kind: str, ours: str, otherwise: str) -> str:
+    """A column as `jsonb`. `otherwise`: if it cannot be converted, as some `json` cannot."""
+    if kind.partition("(")[0].strip() in _PLAIN or kind in ("text[]", "integer[]", "bigint[]"):
+        return f"to_jsonb({_quoted(column)})"
+    return f"coalesce({ours}._as_json({_quoted(column)}), {otherwise})"
 
 
 def _quoted(name: str) -> str:

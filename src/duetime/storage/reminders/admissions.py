@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.domain.duration import format_time
+from duetime.domain.jobs.job import AttemptOutcome
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
-from duetime.domain.reasons import Reason
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.admission import (
     HOUR,
     RELEASED,
@@ -29,6 +30,7 @@ from duetime.domain.reminders.admission import (
 from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
+from duetime.domain.reminders.rule import Rule
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.storage.reminders.recipients import RecipientStatements, read_recipient
 from duetime.storage.store import Dialect, Row, Statement, Statements
@@ -37,6 +39,19 @@ _AFTER_DIGEST = timedelta(seconds=10)
 """How long after a digest its reminders check whether it was sent."""
 _SOON = timedelta(seconds=1)
 GONE = Skip(Reason("just_ended"))
+
+
+class HeldJob(NamedTuple):
+    """The job of a reminder, as its worker holds it; times in microseconds since its claim."""
+
+    job: int
+    token: int
+    started: int
+    finished: int
+
+
+class Waits(Snooze):
+    """The job waits already: that is recorded."""
 
 
 class AdmissionState(NamedTuple):
@@ -49,6 +64,8 @@ class AdmissionState(NamedTuple):
     held: str | None
     digest: int | None
     digest_status: str | None
+    rule: Rule | None
+    """Where it may have changed since the reminder was read."""
 
 
 class AdmissionRequest(NamedTuple):
@@ -61,6 +78,7 @@ class AdmissionRequest(NamedTuple):
     """Those that the app has; None: a handler sends."""
     digests: bool
     """What waits goes out together."""
+    job: HeldJob
 
 
 class Hour:
@@ -103,13 +121,10 @@ class AdmissionStatements(RecipientStatements):
             found.setdefault(scope, set()).add(outer)
         return found
 
-    def hold(self, reminder: Reminder, wait: Wait) -> Statements:
-        """It waits, alone."""
-        yield from self._hold_all({reminder.id: _as_hold(wait)})
-
-    def release(self, reminder: Reminder, reason: Reason | None) -> Statements:
+    def release(self, reminder: Reminder, reason: Reason | None, now: datetime) -> Statements:
         """It goes out now; `reason`: what people should know. Returns whether it still may."""
-        return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
+        release = _as_release(reminder, reason, now)
+        return bool((yield from self._hold_all({reminder.id: release})))
 
     def send_anyway(self, reminder_id: int, *, actor: str) -> Statements:
         """Let one out that waits for quiet hours, for the limit or in a digest; return it."""
@@ -156,20 +171,37 @@ class AdmissionStatements(RecipientStatements):
             "use_delete", {"ref": reminder.recipient, "what": use_of(reminder)}
         )
 
-    # Under a limit
+    # Under the lock of the recipient
+
+    def admit_again(self, request: AdmissionRequest) -> Statements:
+        """As `admit`, for one whose first request may have been committed although it failed: then
+        its job waits, and must not send it as well."""
+        job, token = request.job.job, request.job.token
+        rows = yield from self._dialect.run("admission_ended", {"job": job, "token": token})
+        if rows:
+            [(outcome, reason)] = rows
+            # If it ended otherwise, the job was lost: its finish is refused.
+            waits = outcome == AttemptOutcome.SNOOZED
+            return Waits(timedelta(0), read_reason(reason)) if waits else GONE
+        return (yield from self.admit([request]))[0]
 
     def admit(self, requests: Sequence[AdmissionRequest]) -> Statements:
         """Let reminders of one recipient through and count them, or hold them.
 
         Returns for each `Send`, or the `Outcome` of its job; or None: another transaction changes
-        it just now, so it has to be requested alone.
+        it just now, so it has to be requested alone. The jobs of those that are held wait when this
+        commits: a change of what they wait for comes before, or finds them.
         """
         ref = requests[0].reminder.recipient
         recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
+        # Who holds several and waits for none of them cannot deadlock.
+        is_alone = len(requests) == 1
+        lock = "reminder_hold" if is_alone else "reminder_free"
         ids = [request.reminder.id for request in requests]
-        if len(requests) > 1:
-            # Who holds several and waits for none of them cannot deadlock.
-            ids = [row[0] for row in (yield from self._dialect.run("reminder_free", ids))]
+        ids = [row[0] for row in (yield from self._dialect.run(lock, ids))]
+        if is_alone and not ids:
+            # It was deleted with its subject.
+            return [GONE]
         admissions = yield from self.admissions(ids)
         free = [request for request in requests if request.reminder.id in set(ids)]
         hour = yield from self._hour(recipient, [use_of(request.reminder) for request in free])
@@ -181,7 +213,7 @@ class AdmissionStatements(RecipientStatements):
         joining: list[tuple[Reminder, Uses]] = []
         for request in free:
             reminder = request.reminder
-            if (gone := _outcome_since(admissions.get(reminder.id))) is not None:
+            if (gone := _outcome_since(reminder, admissions.get(reminder.id))) is not None:
                 answers[reminder.id] = gone
                 continue
             uses = hour.beside(use_of(reminder))
@@ -195,9 +227,7 @@ class AdmissionStatements(RecipientStatements):
                 joining.append((reminder, uses))
             elif isinstance(decision, Send):
                 answers[reminder.id] = decision
-                holds[reminder.id] = {
-                    "reason": decision.reason or reason_after_wait(reminder, hour.now)
-                }
+                holds[reminder.id] = _as_release(reminder, decision.reason, hour.now)
                 hour.count(use_of(reminder))
             elif isinstance(decision, Wait):
                 answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
@@ -209,7 +239,29 @@ class AdmissionStatements(RecipientStatements):
             for reminder, _ in joining:
                 answers[reminder.id], holds[reminder.id] = waits, hold
         yield from self._let_through(recipient, free, answers, holds)
+        jobs = {request.reminder.id: request.job for request in free}
+        yield from self._wait(jobs, answers)
         return [answers.get(request.reminder.id) for request in requests]
+
+    def _wait(self, jobs: Mapping[int, HeldJob], answers: dict[int, Any]) -> Statements:
+        """Have jobs wait, by the ids of their reminders. One that was lost or cancelled is left to
+        its worker."""
+        snoozed = {
+            reminder_id: answer
+            for reminder_id, answer in answers.items()
+            if isinstance(answer, Snooze)
+        }
+        if not snoozed:
+            return
+        given = [
+            jobs[reminder_id]._asdict()
+            | {"after": snooze.after // timedelta(microseconds=1), "reason": snooze.reason}
+            for reminder_id, snooze in snoozed.items()
+        ]
+        waiting = {row[0] for row in (yield from self._dialect.run("admission_wait", given))}
+        for reminder_id, snooze in snoozed.items():
+            if jobs[reminder_id].job in waiting:
+                answers[reminder_id] = Waits(snooze.after, snooze.reason)
 
     def _let_through(
         self,
@@ -232,22 +284,37 @@ class AdmissionStatements(RecipientStatements):
             given = {"ref": recipient.ref, "whats": sorted(set(whats))}
             yield from self._dialect.run("use_write", given)
 
-    def stay(self, reminder: Reminder) -> Statements:
-        """It is in a digest that was not sent yet: wait for it."""
+    def stay(self, reminder: Reminder, job: HeldJob) -> Statements:
+        """It is in a digest that was not sent yet: wait for it. Returns the `Outcome` of its job;
+        or None: it is urgent now, has left the digest, and is sent alone."""
+        answers = {reminder.id: (yield from self._stay(reminder))}
+        yield from self._wait({reminder.id: job}, answers)
+        return answers[reminder.id]
+
+    def _stay(self, reminder: Reminder) -> Generator[Statement, list[Row], Outcome | None]:
         recipient = yield from self.lock_recipient(reminder.recipient)
         admission = (yield from self.admissions([reminder.id])).get(reminder.id)
         if admission is None or admission.status != ReminderStatus.ARMED:
             return GONE
         if admission.digest is None:
             return Snooze(timedelta(0), Reason("digest_gone"))
+        if reminder.rule.urgent and (yield from self._dialect.run(
+            "digest_stay_open", {"id": admission.digest}
+        )):  # fmt: skip
+            release = _as_release(reminder, None, admission.now)
+            return None if (yield from self._hold_all({reminder.id: release})) else GONE
         if admission.digest_status == "waiting":
             recipient = recipient or Recipient(ref=reminder.recipient)
             what = use_of_digest(admission.digest)
             hour = yield from self._hour(recipient, [what])
             joining = [(reminder, hour.beside(what))]
             hold, waits = yield from self._join(recipient, joining, hour.now)
-            yield from self._hold_all({reminder.id: hold})
-            return waits
+            if not (yield from self._hold_all({reminder.id: hold})):
+                return GONE
+            # Who changed its rule until now did not find its job; who does from now on will.
+            admission = (yield from self.admissions([reminder.id]))[reminder.id]
+            changed = admission.rule != reminder.rule
+            return Snooze(timedelta(0), Reason("subject_changed")) if changed else waits
         # Should it fail for good, its failure is recorded with this one's.
         return Snooze(_AFTER_DIGEST, Reason.of("digest_sending", digest=admission.digest))
 
@@ -281,8 +348,11 @@ class AdmissionStatements(RecipientStatements):
         limit = {} if most is None else {"recipient": recipient.ref, "limit": most}
         reason = Reason.of("in_digest", digest=rows[0][0], **limit)
         hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
-        # The digest's job decides just now: it may not have seen this one, so check again.
-        return hold, Snooze(at - now + _AFTER_DIGEST if in_time else _SOON, reason)
+        if not in_time:
+            # The digest's job decides just now: it may not have seen this one, so check again.
+            return hold, Snooze(_SOON, reason)
+        # A digest may be overdue: workers were down, or other jobs come first.
+        return hold, Snooze(max(at - now, timedelta(0)) + _AFTER_DIGEST, reason)
 
     def _hour(
         self, recipient: Recipient, whats: Sequence[str]
@@ -309,16 +379,21 @@ def read_admission_state(dialect: Dialect, row: Row) -> AdmissionState:
     """From the columns of `admission_read`."""
     recipient = None if row[1] is None else read_recipient(row[1:8])
     status, held, digest, digest_status = row[8:12]
-    return AdmissionState(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
+    now = dialect.moment(row[0])
+    # What a sender reads has the rule with the reminder.
+    rule = Rule.from_json(row[13]) if len(row) > 13 else None
+    return AdmissionState(now, recipient, status, held, digest, digest_status, rule)
 
 
-def _outcome_since(admission: AdmissionState | None) -> Outcome | None:
+def _outcome_since(reminder: Reminder, admission: AdmissionState | None) -> Outcome | None:
     """What became of a reminder since its job requested it, if it is not to be admitted."""
     if admission is None or admission.status != ReminderStatus.ARMED:
         return GONE
     if admission.digest is not None:
         # Another worker, which got the job after us, has put it there.
         return Snooze(timedelta(0), Reason.of("in_digest", digest=admission.digest))
+    if admission.rule != reminder.rule:
+        return Snooze(timedelta(0), Reason("subject_changed"))
     return None
 
 
@@ -348,6 +423,11 @@ def _as_hold(wait: Wait) -> dict[str, Any]:
     return {"run_at": wait.until, "reason": wait.reason, "held": wait.held}
 
 
+def _as_release(reminder: Reminder, reason: Reason | None, now: datetime) -> dict[str, Any]:
+    release: dict[str, Any] = {"reason": reason or _reason_after_wait(reminder, now)}
+    return release | {"run_at": now} if _ends_early(reminder, now) else release
+
+
 _WAITED = {
     "quiet_hours": "waited_quiet_hours",
     "hourly_limit": "waited_hourly_limit",
@@ -357,13 +437,20 @@ _TIMED = ("quiet_hours", "hourly_limit")
 """Reasons that say until when it waits."""
 
 
-def reason_after_wait(reminder: Reminder, now: datetime) -> Reason | None:
+def _reason_after_wait(reminder: Reminder, now: datetime) -> Reason | None:
     """The reason of one that waited, and goes out now."""
-    if reminder.reason is None or reminder.reason.code not in _WAITED:
+    waited = reminder.reason
+    if waited is None or waited.code not in _WAITED:
         return None
-    if reminder.run_at is not None and reminder.run_at > now and reminder.reason.code in _TIMED:
-        return Reason.of("settings_changed", recipient=reminder.recipient, why=reminder.reason)
-    return Reason(_WAITED[reminder.reason.code], reminder.reason.facts)
+    if reminder.rule.urgent and _ends_early(reminder, now):
+        return Reason.of("became_urgent", why=waited)
+    if waited.code not in _TIMED or not _ends_early(reminder, now):
+        return Reason(_WAITED[waited.code], waited.facts)
+    return Reason.of("settings_changed", recipient=reminder.recipient, why=waited)
+
+
+def _ends_early(reminder: Reminder, now: datetime) -> bool:
+    return reminder.run_at is not None and reminder.run_at > now
 
 
 def use_of(reminder: Reminder) -> str:

@@ -22,6 +22,16 @@ class RearmStatements(ReminderStatements):
         rows = yield from self._dialect.run("rearm_stale", {"after": after, "most": limit})
         return [row[0] for row in rows]
 
+    def nearest(self, limit: int) -> Statements:
+        """Return those of them that are due next. Reads only.
+
+        Where SQL arms what a change of a scope concerns, it does so in that order anyway.
+        """
+        if self._dialect.arms:
+            return []
+        rows = yield from self._dialect.run("rearm_nearest", {"most": limit})
+        return [row[0] for row in rows]
+
     def check(self) -> Statements:
         """Return whether a worker may have something to repair: a reminder that is due and was not
         sent, a digest that is being sent, a mark that is overdue. Reads only."""
@@ -63,14 +73,14 @@ class RearmStatements(ReminderStatements):
     def rearm(self, ids: Sequence[int]) -> Statements:
         """Re-arm those of the subjects that are marked and that nobody else has locked.
 
-        Their scopes are locked first, as everyone does; a subject that got another scope
-        meanwhile stays marked.
+        Their scopes are locked first, as everyone does; a subject stays marked if it got another
+        scope meanwhile, or if someone is changing a scope around it.
         """
         rows = yield from self._dialect.run("rearm_scopes", {"ids": list(ids)})
         names = sorted({row[0] for row in rows})
         if names:
             yield from self._dialect.run("scope_queue", names)
-            yield from self._scopes(names)
+            names = sorted(row[0] for row in (yield from self._dialect.run("rearm_share", names)))
         rows = yield from self._dialect.run("rearm_lock", {"ids": list(ids), "scopes": names})
         as_of = {row[0]: self._dialect.moment(row[1]) for row in rows}
         if not as_of:

@@ -76,6 +76,12 @@ class Triggers(Protocol):
         The rows are locked: what is written meanwhile is either seen or comes after.
         """
 
+    def missing(self, track: Track, table: TableInfo) -> Generator[Statement, list[Row], list[str]]:
+        """The references of subjects, or of scopes, whose rows are not there. Reads only."""
+
+    def drop(self, track: Track, table: TableInfo, refs: Sequence[str]) -> Statements:
+        """Do for some of them what the trigger of a delete does, unless their rows are there."""
+
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         """Delete some of the subjects; return how many."""
 
@@ -110,6 +116,15 @@ class TrackingStatements:
     ) -> Statements:
         yield from self._dialect.run("track_patience", {})
         return (yield from self.triggers.fill(track, table, after, most))
+
+    def missing(self, track: Track, table: TableInfo) -> Statements:
+        """Return the references of subjects whose rows are not there. Reads only."""
+        yield from self._dialect.run("track_patience", {})
+        return (yield from self.triggers.missing(track, table))
+
+    def drop(self, track: Track, table: TableInfo, refs: Sequence[str]) -> Statements:
+        yield from self._dialect.run("track_patience", {})
+        yield from self.triggers.drop(track, table, refs)
 
     def remove(self, track: Track) -> Statements:
         yield from self._dialect.run("track_patience", {})
@@ -163,29 +178,40 @@ class ChangeStatements(ReminderStatements):
         subjects: list[Subject] = []
         tracked: list[dict[str, Any]] = []
         as_of: dict[str, datetime] = {}
-        for ref, name, text, at in changes:
+        left: list[str] = []
+        refs: list[str] = []
+        looping: list[tuple[Track, str, Mapping[str, Any], datetime]] = []
+        for raw_ref, name, text, at in changes:
+            # SQLite stores any bytes as text. Those that are not UTF-8 must not hold up the others.
+            ref = raw_ref.decode(errors="replace")
+            refs.append(ref)
             track = tracks.get(name)
             if track is None:
                 continue
-            row = None if text is None else msgspec.json.decode(text)
+            row = None if text is None else msgspec.json.decode(text.decode(errors="replace"))
             if track.kind == "scopes":
-                yield from self._apply_scope(track, ref, row, self._dialect.moment(at))
+                moment = self._dialect.moment(at)
+                left += yield from self._apply_scope(track, ref, row, moment, looping)
                 continue
             if row is None or not row["open"]:
-                scope = (yield from self._scope_of(ref)) if row is None else None
+                left += (yield from self._scope_of(ref)) if row is None else []
                 yield from self.close(ref, actor=WRITER, delete=row is None)
-                if scope is not None:
-                    yield from self._drop_gone_scopes([scope])
                 continue
             subject, problem = read_subject(track, ref, row)
             subjects.append(subject)
             tracked.append({"ref": ref, "track": name, "problem": problem})
             as_of[ref] = self._dialect.moment(at)
+        for track, ref, row, moment in looping:
+            # The scope that was inside it may have left it since, in a row that came later.
+            yield from self._apply_scope(track, ref, row, moment, [])
         yield from self._make_scopes(s.scope for s in subjects if s.scope is not None)
         _, moved = yield from self._store(subjects, WRITER)
         yield from self._rearm_all(subjects, {s.id: as_of[s.ref] for s in moved})
         yield from self._dialect.run("tracked_subjects_write", tracked)
-        yield from self._dialect.run("tracked_applied", [change[0] for change in changes])
+        if left:
+            # At the end: one of the rows may be inside such a scope.
+            yield from self._drop_gone_scopes(left)
+        yield from self._dialect.run("tracked_applied", refs)
         return len(changes)
 
     def _rearm_all(self, subjects: Sequence[Subject], moved: Mapping[int, datetime]) -> Statements:
@@ -200,19 +226,24 @@ class ChangeStatements(ReminderStatements):
         yield from self._rearm(subjects, None, as_of=since | dict(moved))
 
     def _scope_of(self, ref: str) -> Statements:
-        for subject in (yield from self.subjects([ref])):
-            return subject.scope
-        return None
+        found = yield from self.subjects([ref])
+        return [subject.scope for subject in found if subject.scope is not None]
 
     def _apply_scope(
-        self, track: Track, ref: str, row: Mapping[str, Any] | None, at: datetime
+        self,
+        track: Track,
+        ref: str,
+        row: Mapping[str, Any] | None,
+        at: datetime,
+        looping: list[tuple[Track, str, Mapping[str, Any], datetime]],
     ) -> Statements:
-        """Make a scope what its row says, and the reminders of all subjects inside it true."""
+        """Make a scope what its row says, and the reminders of all subjects inside it true. Returns
+        the scopes that may have nothing inside any more, if its row is gone. Adds it to `looping`
+        if its parent is inside it."""
         if len(ref) > MAX_NAME_LENGTH:
-            return
+            return []
         if row is None or not row["open"]:
-            yield from self.remove_scope(track, ref, at=at, follow=True)
-            return
+            return (yield from self._empty_scope(track, ref, at=at))
         parent, rules, locked, problems = read_level(track, row)
         yield from self._make_scopes([ref, *([parent] if parent else [])])
         [(noted, said)] = (yield from self._dialect.run("tracked_scope_find", {"ref": ref})) or [
@@ -224,32 +255,38 @@ class ChangeStatements(ReminderStatements):
             noted is None or read_reason(said) == _NOT_TRACKED
         ):
             yield from self._note_scope(track, ref, _NOT_TRACKED)
-            return
+            return []
         if parent is not None and _is_around(parent, ref, known):
             problems.append(Reason.of("scope_in_itself", parent=parent[:60]))
             parent = None
+            looping.append((track, ref, row, at))
         problem = Reason.of("row_unusable", problems=problems) if problems else None
         yield from self._note_scope(track, ref, problem)
         after = ScopeInfo(ref, parent, rules, locked)
         if before != after:
             yield from self._write_scope(before, after, "scope.put", at)
+        return []
 
-    def remove_scope(self, track: Track, ref: str, *, at: datetime, follow: bool) -> Statements:
-        """The row of a scope is gone: it sets nothing any more. With nothing inside, it is deleted.
+    def remove_scope(self, track: Track, ref: str, *, at: datetime) -> Statements:
+        """A scope is tracked no longer: it sets nothing. With nothing inside, it is deleted."""
+        left = yield from self._empty_scope(track, ref, at=at)
+        yield from self._drop_gone_scopes(left)
+        yield from self._dialect.run("tracked_scope_forget", {"ref": ref})
 
-        `follow`: a row that comes back is followed again.
-        """
+    def _empty_scope(self, track: Track, ref: str, *, at: datetime) -> Statements:
+        """The row of a scope is gone: it sets nothing any more. Returns the scopes that may have
+        nothing inside: this one, and the one around it."""
         found = yield from self._dialect.run("tracked_scope_find", {"ref": ref})
         if not found:
-            return
+            return []
         known = yield from self._scopes([ref])
         if ref in known and read_reason(found[0][1]) != _NOT_TRACKED:
             empty = ScopeInfo(ref, None, None, False)
             yield from self._write_scope(known[ref], empty, "scope.delete", at)
             yield from self._note_scope(track, ref, _ROW_GONE)
-            yield from self._drop_gone_scopes([ref, *filter(None, [known[ref].parent])])
-        if not follow or read_reason(found[0][1]) == _NOT_TRACKED:
-            yield from self._dialect.run("tracked_scope_forget", {"ref": ref})
+            return [ref, *filter(None, [known[ref].parent])]
+        yield from self._dialect.run("tracked_scope_forget", {"ref": ref})
+        return []
 
     def _write_scope(
         self, before: ScopeInfo, after: ScopeInfo, action: str, at: datetime
@@ -271,7 +308,7 @@ class ChangeStatements(ReminderStatements):
 
     def _drop_gone_scopes(self, refs: Iterable[str]) -> Statements:
         """Delete those whose rows are gone and that have nothing inside any more."""
-        yield from self._dialect.run("tracked_scope_drop", list(refs))
+        yield from self._dialect.run("prune_scopes", list(refs))
 
     def _make_scopes(self, refs: Iterable[str]) -> Statements:
         """A row may name a scope that nobody has put: it is made, and sets no rules itself."""

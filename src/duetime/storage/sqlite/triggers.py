@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 
+import msgspec
+
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.tracking import Track
 from duetime.errors import InvalidInput
@@ -65,7 +67,7 @@ class SqliteTriggers:
         keys = [_quoted(column) for column in track.id]
         more = {
             "keys": ", ".join(keys),
-            "texts": ", ".join(f"quote({key})" for key in keys),
+            "texts": ", ".join(_as_literal(key) for key in keys),
             "past": f"({', '.join(keys)}) > ({', '.join(after)})" if after else "true",
             "most": str(most),
         }
@@ -73,13 +75,21 @@ class SqliteTriggers:
         yield self._fill("track_fill", track, table, more), ()
         return len(found), list(found[-1]) if len(found) == most else None
 
+    def missing(self, track: Track, table: TableInfo) -> Generator[Statement, list[Row], list[str]]:
+        rows = yield self._fill("track_missing", track, table), ()
+        return [row[0] for row in rows]
+
+    def drop(self, track: Track, table: TableInfo, refs: Sequence[str]) -> Statements:
+        document = msgspec.json.encode(refs).decode()
+        yield self._fill("track_drop", track, table, {"refs": _literal(document)}), ()
+
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         statements = ChangeStatements(self._dialect)
         document = {"name": track.name, "most": most}
         rows = yield from self._dialect.run("track_gone_scopes", document)
         now = yield from self._dialect.now()
         for row in rows:
-            yield from statements.remove_scope(track, row[0], at=now, follow=False)
+            yield from statements.remove_scope(track, row[0], at=now)
         if rows:
             return len(rows)
         rows = yield from self._dialect.run("track_gone", document)
@@ -104,6 +114,7 @@ class SqliteTriggers:
     ) -> str:
         """A statement with its places filled. Each is filled once: what is put in stays."""
         all_columns = [_quoted(column) for column in table.columns]
+        keys = [_quoted(column) for column in track.id]
         # Those in the condition too: whichever it may name.
         watched = [
             _quoted(column)
@@ -120,7 +131,8 @@ class SqliteTriggers:
             "open": _open(track),
             "when": track.when or "true",
             "names": ", ".join(all_columns),
-            "new": ", ".join(f"new.{column} as {column}" for column in all_columns),
+            "is_new": " and ".join(f"{column} = new.{column}" for column in keys),
+            "is_old": " and ".join(f"{column} = old.{column}" for column in keys),
             "old": ", ".join(f"old.{column} as {column}" for column in all_columns),
             "watched": ", ".join(watched),
             "differs": " or ".join(f"old.{column} is not new.{column}" for column in watched),
@@ -170,6 +182,15 @@ def _plain(column: str | None) -> str:
         f"case when typeof({name}) = 'blob' then hex({name}) "
         f"when typeof({name}) = 'real' and abs({name}) = 9e999 "
         f"then iif({name} > 0, 'Infinity', '-Infinity') else {name} end"
+    )
+
+
+def _as_literal(column: str) -> str:
+    """An expression for the literal that stands for a value. A text is written by its bytes, which
+    may not be UTF-8."""
+    return (
+        f"case when typeof({column}) = 'text' "
+        f"then 'cast(x''' || hex({column}) || ''' as text)' else quote({column}) end"
     )
 
 

@@ -110,7 +110,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     ) -> Page[ReminderAnswer]:
         """List reminders, newest first; those of one subject, and armed ones, by their times."""
         found = await app.reminders.list(subject=subject, status=status, limit=limit, after=after)
-        return Page(map(_answer, found), next=found.next)
+        return Page(map(reminder_answer, found), next=found.next)
 
     @routes.get("/reminders/preview", answer=page_of(ReminderAnswer))
     async def preview_reminders(
@@ -118,7 +118,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     ) -> Page[ReminderAnswer]:
         """List what is due in the next days, earliest first."""
         found = await app.reminders.preview(within, limit=limit, after=after)
-        return Page(map(_answer, found), next=found.next)
+        return Page(map(reminder_answer, found), next=found.next)
 
     @routes.post(
         "/reminders/acknowledge",
@@ -145,7 +145,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     @routes.get("/reminders/{reminder_id}", answer=ReminderAnswer, problems=[404])
     async def get_reminder(reminder_id: IdPath) -> ReminderAnswer:
         """Show a reminder."""
-        return _answer(await app.reminders.get(reminder_id))
+        return reminder_answer(await app.reminders.get(reminder_id))
 
     @routes.get("/reminders/{reminder_id}/message", answer=Message, problems=[404])
     async def preview_message(reminder_id: IdPath) -> Message:
@@ -181,12 +181,12 @@ def routes(app: Duetime, access: Access) -> Routes:
     @routes.post("/reminders/{reminder_id}/resend", answer=ReminderAnswer, problems=[404])
     async def resend_reminder(reminder_id: IdPath, visitor: Visitor) -> ReminderAnswer:
         """Send a reminder again now that failed, expired, was skipped, or was sent."""
-        return _answer(await app.reminders.resend(reminder_id, by=visitor.name))
+        return reminder_answer(await app.reminders.resend(reminder_id, by=visitor.name))
 
     @routes.post("/reminders/{reminder_id}/send-anyway", answer=ReminderAnswer, problems=[404])
     async def send_reminder_anyway(reminder_id: IdPath, visitor: Visitor) -> ReminderAnswer:
         """Send a reminder now that waits for quiet hours, for the hourly limit or in a digest."""
-        return _answer(await app.reminders.send_anyway(reminder_id, by=visitor.name))
+        return reminder_answer(await app.reminders.send_anyway(reminder_id, by=visitor.name))
 
     @routes.post(
         "/receipts",
@@ -211,7 +211,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     return routes
 
 
-def _answer(reminder: Reminder) -> ReminderAnswer:
+def reminder_answer(reminder: Reminder) -> ReminderAnswer:
     return ReminderAnswer(
         rule=reminder.rule.text,
         **{name: getattr(reminder, name) for name in _SAME},

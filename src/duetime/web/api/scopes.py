@@ -11,6 +11,7 @@ from duetime.domain.access.visitor import Visitor
 from duetime.domain.audit import AuditEvent
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
+from duetime.domain.reminders.explain_scope import ScopeChange
 from duetime.storage.reminders.rows import ScopeInfo
 from duetime.web.access import Access
 from duetime.web.api.fields import After, Limit, Name, NamePath, Rules, rules_answer
@@ -81,6 +82,11 @@ def routes(app: Duetime, access: Access) -> Routes:
     async def explain_scope(ref: NamePath) -> Explanation:
         """Explain which rules apply in a scope, and which level they come from."""
         return await app.scopes.explain(ref)
+
+    @routes.get("/scopes/{ref}/changes", answer=list[ScopeChange])
+    async def list_scope_changes(ref: NamePath) -> list[ScopeChange]:
+        """List what workers have yet to apply: changes of a scope, and of scopes around it."""
+        return await app.scopes.changes(ref)
 
     @routes.get("/scopes/{ref}/audit", answer=page_of(AuditEvent))
     async def audit_scope(

@@ -10,22 +10,29 @@ $$;
 -- The key under which providers know a reminder, without its prefix: what `make_reminder_key` does in
 -- Python.
 create or replace function duetime._reminder_key(
-    installation uuid, subject text, due text, rule_id text, said_time text, recipient text)
+    installation uuid, subject text, due text, rule_id text, at timestamptz, recipient text)
     returns text language sql stable as $$
-    select left(encode(sha256(convert_to(concat_ws('|',
-        left(replace(installation::text, '-', ''), 16), subject, due, rule_id, said_time,
-        recipient), 'UTF8')), 'hex'), 32)
+    select lpad(to_hex(floor(extract(epoch from at))::bigint + 2208988800), 10, '0')
+        || left(encode(sha256(convert_to(concat_ws('|',
+            left(replace(installation::text, '-', ''), 16), subject, due, rule_id, duetime._say(at),
+            recipient), 'UTF8')), 'hex'), 22)
+$$;
+
+-- The reminder that a job is to send. Null: the job does something else.
+create or replace function duetime._reminder_of(job duetime.job) returns bigint
+    language sql immutable as $$
+    select case when job.task = 'duetime' || '.remind' then (job.args ->> 'reminder')::bigint end
 $$;
 
 -- The number of a rule, which is stored when it is first used. If another transaction stores the same rule
--- now, both have a number for it, and neither waits.
+-- now, both have a number for it, and neither waits. One that is retired may be deleted: see `prune_rules`.
 create or replace function duetime._rule_number(body json) returns integer
     language plpgsql as $$
 declare
     mark constant uuid := md5(jsonb_strip_nulls(body::jsonb)::text)::uuid;
     number integer;
 begin
-    select min(u.id) into number from duetime.rule as u where u.digest = mark;
+    select min(u.id) into number from duetime.rule as u where u.digest = mark and u.retired_at is null;
     if number is null then
         insert into duetime.rule as u (digest, name, body, offset_us, wall_us, at, every_us, within_us,
                                        past, expires_us, expires_at_due, zone, escalate_us)
@@ -202,6 +209,9 @@ create or replace function duetime._rearm_some(
 declare
     installation constant uuid := (select i.id from duetime.installation as i);
     sure boolean := true;
+    -- The scopes that the subjects are in, and the lists of rules of their own.
+    around text[];
+    owned text[];
     -- Of each scope: whether a lock hides the subjects' own rules, and the rules that hold.
     scopes text[];
     hides boolean[];
@@ -215,12 +225,13 @@ declare
     ended record;
     new record;
 begin
+select array_agg(distinct n.scope), array_agg(distinct n.rules) into around, owned
+from (select n.scope, n.rules::text as rules from duetime.subject as n
+      where n.id = any (ids) and coalesce(n.status, '') = 'open' group by 1, 2) as n;
+
 with recursive chain as (
     select s.ref as inner_ref, s.parent, s.rules, s.locked, 1 as level
-    from duetime.scope as s
-    where s.ref in (select n.scope from duetime.subject as n
-                    where n.id = any (ids) and coalesce(n.status, '') = 'open'
-                      and n.due_at is not null)
+    from duetime.scope as s where s.ref = any (around)
     union all
     select c.inner_ref, s.parent, s.rules, s.locked, c.level + 1
     from chain as c join duetime.scope as s on s.ref = c.parent
@@ -239,10 +250,7 @@ into scopes, hides, holds from resolved as x;
 
 -- Each list is read once, however many subjects have it.
 lists := array(
-    select h.list from unnest(holds) as h(list) where h.list is not null
-    union
-    select n.rules::text from duetime.subject as n
-    where n.id = any (ids) and n.rules is not null and coalesce(n.status, '') = 'open');
+    select l.list from unnest(holds || owned) as l(list) where l.list is not null group by 1);
 select array_agg(l.number), array_agg(e.place), array_agg(duetime._rule_number(e.rule))
 into list_numbers, places, numbers
 from unnest(lists) with ordinality as l(list, number)
@@ -390,7 +398,7 @@ select array_agg(m.known_id) filter (where not m.stays and m.known_id is not nul
     array_agg(m.status) filter (where m.arises) as new_statuses,
     array_agg(m.reason) filter (where m.arises) as new_reasons,
     array_agg(m.expires_at::timestamptz) filter (where m.arises) as expiries,
-    array_agg(duetime._reminder_key(installation, m.ref, m.due_said, m.name, duetime._say(m.time), m.recipient))
+    array_agg(duetime._reminder_key(installation, m.ref, m.due_said, m.name, m.time, m.recipient))
         filter (where m.arises) as keys,
     array_agg(m.known_id) filter (where m.varies) as varied,
     array_agg(m.rule) filter (where m.varies) as varied_rules,

@@ -14,7 +14,7 @@ begin
              else trim_scale((us % 60000000)::numeric / 1000) || 'ms' end) end;
 end $$;
 
--- The microseconds of a duration such as `1h30m`; null if it is none, or longer than ten years.
+-- The microseconds of a duration such as `1h30m`; null if it is not a duration, or longer than ten years.
 create or replace function duetime._span_us(span text) returns bigint
     language sql immutable as $$
     select case when n.us <= 3653 * 86400000000 then round(n.us)::bigint end
@@ -158,7 +158,7 @@ begin
         elsif said like '[%' then
             begin
                 items := said::jsonb;
-            exception when invalid_text_representation or untranslatable_character then
+            exception when others then
                 items := jsonb_build_array(said);
             end;
         elsif said like '{%}' then

@@ -132,8 +132,23 @@ begin
     return query select u.* from duetime.rule as u where u.id = any (numbers);
 end $$;
 
--- Arm again those of the subjects that were armed under a change before this one, as of the time of the change: what
--- came due since is late, not past. Returns those that are left, since others have locked them.
+-- As `_share_scopes`, in turn with those who change them. Returns false if somebody has changed one of them and has
+-- not committed yet.
+create or replace function duetime._share_free_scopes(names text[]) returns boolean
+    language plpgsql set lock_timeout = '100ms' as $$
+begin
+    if cardinality(names) <= 100 then
+        perform duetime._share_turn(names);
+    end if;
+    perform duetime._share_scopes(names);
+    return true;
+exception when lock_not_available then
+    return false;
+end $$;
+
+-- Arm again those of the subjects that were armed under a change before this one, as of the time of the first change
+-- that they were not armed under, else `as_of`: what came due since is late, not past. Returns those that are left,
+-- since others have locked them or their scopes.
 create or replace function duetime._rearm_outdated(
     ids bigint[], change_id bigint, as_of timestamptz) returns bigint[]
     language plpgsql as $$
@@ -141,36 +156,75 @@ create or replace function duetime._rearm_outdated(
 declare
     names constant text[] := array(select distinct s.scope from duetime.subject as s
                                    where s.id = any (ids) and s.scope is not null order by 1);
+    why constant json := json_build_object('code', 'rules_changed');
     made bigint;
-    mine bigint[];
+    mine bigint[] := '{}';
+    since timestamptz;
+    part bigint[];
 begin
     -- Scopes before subjects, as everyone does.
-    if cardinality(names) <= 100 then
-        perform duetime._share_turn(names);
+    if duetime._share_free_scopes(names) then
+        made := duetime._changes_made();
+        mine := array(
+            select s.id from duetime.subject as s
+            where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.armed_under < change_id
+              and s.scope = any (names)
+            order by s.id for update skip locked);
     end if;
-    perform duetime._share_scopes(names);
-    made := duetime._changes_made();
-    mine := array(
-        select s.id from duetime.subject as s
-        where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.armed_under < change_id
-          and s.scope = any (names)
-        order by s.id for update skip locked);
-    -- A revision of its own: what comes back is armed again, beside what it was.
-    update duetime.subject as s set revision = s.revision + 1, armed_under = made
-    where s.id = any (mine);
-    perform duetime.rearm(mine, json_build_object('code', 'rules_changed'), as_of);
+    if (select count(*) from duetime.scope_change) > 1 then
+        for since, part in
+            with recursive chain as (
+                select s.ref as scope, s.ref, s.parent, 1 as level from duetime.scope as s
+                where s.ref = any (names)
+                union all
+                select n.scope, s.ref, s.parent, n.level + 1
+                from chain as n join duetime.scope as s on s.ref = n.parent
+                where n.level < 100
+            ), outdated as materialized (
+                select s.id, s.scope, s.armed_under from duetime.subject as s where s.id = any (mine)
+            ), first as materialized (
+                select o.scope, o.armed_under, min(c.at) as at
+                from (select distinct o.scope, o.armed_under from outdated as o) as o
+                join chain as n on n.scope = o.scope
+                join duetime.scope_change as c on c.scope = n.ref and c.id > o.armed_under
+                group by 1, 2
+            )
+            select coalesce(f.at, as_of) as at, array_agg(o.id order by o.id)
+            from outdated as o
+            left join first as f on f.scope = o.scope and f.armed_under = o.armed_under
+            group by 1 order by 1
+        loop
+            perform duetime._rearm_under(part, made, why, since);
+        end loop;
+    elsif cardinality(mine) > 0 then
+        perform duetime._rearm_under(mine, made, why, as_of);
+    end if;
     return array(select s.id from duetime.subject as s
                  where s.id = any (ids) and s.id <> all (mine) and coalesce(s.status, '') = 'open'
                    and s.armed_under < change_id and s.scope is not null);
 end $$;
 
+-- Arm subjects again, under the changes made so far.
+create or replace function duetime._rearm_under(
+    ids bigint[], made bigint, why json, as_of timestamptz) returns void
+    language plpgsql as $$
+begin
+    -- A revision of its own: what comes back is armed again, beside what it was.
+    update duetime.subject as s set revision = s.revision + 1, armed_under = made
+    where s.id = any (ids);
+    perform duetime.rearm(ids, why, as_of);
+end $$;
+
 -- Go on with a change: list the subjects below the scope, nearest first, or arm the next of them. Each call is
--- one transaction; others may do the same at the same time. Returns how many were armed; -1 if others have locked
--- them; null if there is nothing to do.
+-- one transaction; others may do the same at the same time. Of several changes, the nearest subjects come first. What
+-- others have locked is tried again after all the rest. Returns how many were armed; -1 if others have locked them and
+-- nothing else is left; null if there is nothing to do.
 create or replace function duetime.follow_changes(most integer) returns integer
     language plpgsql set jit = off set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
+    -- What was tried before has a place from here on, higher with each time.
+    again constant bigint := 1000000000;
     change duetime.scope_change;
     part duetime.scope_change_part;
     below text[];
@@ -210,7 +264,7 @@ begin
         return 0;
     end if;
     select p.* into part from duetime.scope_change_part as p
-    order by p.change_id, p.place limit 1 for update skip locked;
+    order by p.place, p.change_id limit 1 for update skip locked;
     if not found then
         delete from duetime.scope_change as c
         where c.total is not null
@@ -223,9 +277,9 @@ begin
         delete from duetime.scope_change_part as p
         where p.change_id = part.change_id and p.place = part.place;
     else
-        update duetime.scope_change_part as p set ids = left_over, place = 1000000000 + part.place % 1000000000
+        update duetime.scope_change_part as p set ids = left_over, place = part.place + again
         where p.change_id = part.change_id and p.place = part.place;
     end if;
-    return case when cardinality(left_over) = cardinality(part.ids) then -1
+    return case when part.place >= again and cardinality(left_over) = cardinality(part.ids) then -1
                 else cardinality(part.ids) - cardinality(left_over) end;
 end $$;

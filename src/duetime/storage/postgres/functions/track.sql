@@ -35,7 +35,8 @@ create or replace function duetime._recipients(given jsonb) returns jsonb
     language sql stable as $$
     select case
         when given is null or given = '[]' then '[]'::jsonb
-        when jsonb_typeof(given) = 'string' then jsonb_build_array(given)
+        when jsonb_typeof(given) = 'string' and length(given #>> '{}') between 1 and 200
+            then jsonb_build_array(given)
         when jsonb_typeof(given) <> 'array' then '[]'::jsonb
         when jsonb_array_length(given) = 1 and jsonb_typeof(given -> 0) = 'string'
             and length(given ->> 0) between 1 and 200 then given
@@ -56,6 +57,24 @@ create or replace function duetime._any_too_long(recipients jsonb) returns boole
     language sql stable as $$
     select pg_column_size(recipients) > 200 and duetime._has_long_name(recipients)
 $$;
+
+-- A value as jsonb; null if it cannot be converted, such as `json` with \u0000.
+create or replace function duetime._as_json(given anyelement) returns jsonb
+    language plpgsql stable strict set search_path = pg_catalog, pg_temp as $$
+begin
+    return to_jsonb(given);
+exception when others then
+    return null;
+end $$;
+
+-- Whether a value is nested in more than 100 levels.
+create or replace function duetime._is_deep(given jsonb) returns boolean
+    language plpgsql immutable as $$
+begin
+    return jsonb_path_exists(given, '$.**{101}');
+exception when statement_too_complex then
+    return true;
+end $$;
 
 -- The reference of a row, short enough for an index.
 create or replace function duetime._short_ref(ref text) returns text
@@ -85,9 +104,9 @@ begin
     end if;
 end $$;
 
--- Store how a table is tracked: by its owner, and under a name that no other role uses. Makes two functions
--- that only this owner may execute: its triggers call them, and they change this track's subjects and
--- no others. Returns the name of the table under that name, if there was one.
+-- Store how a table is tracked: by its owner, and under a name that no other role uses. Makes three functions
+-- that only this owner may execute: its triggers and `put` call them, and they read and change this track's
+-- subjects and no others. Returns the name of the table under that name, if there was one.
 create or replace function duetime.track_define(name text, table_name text, definition json, actor text)
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -132,10 +151,14 @@ begin
         'create or replace function duetime.%I() returns integer language sql security definer'
         ' set search_path = pg_catalog, pg_temp as %L',
         call || '_clear', format('select duetime._track_clear(%L, null)', name));
-    execute format('revoke execute on function duetime.%I, duetime.%I from public',
-                   call, call || '_clear');
-    execute format('grant execute on function duetime.%I, duetime.%I to %I',
-                   call, call || '_clear', owner);
+    execute format(
+        'create or replace function duetime.%I(chosen text[]) returns setof text language sql security definer'
+        ' set search_path = pg_catalog, pg_temp as %L',
+        call || '_refs', format('select duetime._track_refs(%L, $1)', name));
+    execute format('revoke execute on function duetime.%I, duetime.%I, duetime.%I from public',
+                   call, call || '_clear', call || '_refs');
+    execute format('grant execute on function duetime.%I, duetime.%I, duetime.%I to %I',
+                   call, call || '_clear', call || '_refs', owner);
     if known.definition::text is distinct from definition::text then
         insert into duetime.audit (actor, action, entity, before, after)
         values (actor, 'table.put', 'table:' || name, known.definition, definition);
@@ -222,19 +245,12 @@ begin
     if cardinality(around) <= 100 then
         perform duetime._share_turn(around);
     end if;
-    with made as (
-        insert into duetime.scope (ref)
-        select n.ref from unnest(given_scopes) as n(ref)
-        where not exists (select from duetime.scope as s where s.ref = n.ref)
-        order by n.ref
-        on conflict (ref) do nothing
-        returning ref
-    )
-    insert into duetime.audit (actor, action, entity, after)
-    select actor, 'scope.put', 'scope:' || m.ref,
-        json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
-    from made as m;
-    perform from duetime.scope as s where s.ref = any (around) order by s.ref for share;
+    perform duetime._make_scopes(given_scopes, actor);
+    loop
+        perform from duetime.scope as s where s.ref = any (around) order by s.ref for share;
+        -- One that another transaction has deleted while this one waited for it is made again.
+        exit when not duetime._make_scopes(given_scopes, actor);
+    end loop;
     made := duetime._changes_made();
     perform from duetime.subject as s
     where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
@@ -267,7 +283,7 @@ begin
             ), given as materialized (
                 select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
                     -- Not due: without recipients the handler would choose who is reminded.
-                    case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
+                    case when not (l.crowded or l.unreadable) then d.due_at end as due_at, z.tz, n.open,
                     to_json(l.recipients) as recipients, to_json(l.data) as data,
                     l.recipients as recipients_b, l.data as data_b,
                     case when by_column then r.rules else own_rules end as rules,
@@ -281,9 +297,12 @@ begin
                             then '{"code": "scope_too_long", "facts": {"limit": 200}}'::jsonb end,
                         case when l.crowded
                             then '{"code": "too_many_recipients", "facts": {"limit": 1000}}'::jsonb end,
+                        case when l.unreadable then '{"code": "recipients_unreadable"}'::jsonb end,
                         case when duetime._any_too_long(n.recipients)
                             then '{"code": "recipient_too_long", "facts": {"limit": 200}}'::jsonb end,
                         case when l.heavy then '{"code": "data_too_large"}'::jsonb end,
+                        case when l.deep
+                            then '{"code": "data_too_deep", "facts": {"limit": 100}}'::jsonb end,
                         case when n.ref like '%…%' and octet_length(n.ref) > 150
                             then '{"code": "id_too_long"}'::jsonb end], null)
                         || coalesce(r.problems, '{}') as problems
@@ -309,10 +328,13 @@ begin
                     -- The trigger sends a number in place of a value that is too large.
                     select jsonb_typeof(n.data) = 'number' or pg_column_size(n.data) > 1048576 as heavy,
                         jsonb_typeof(n.recipients) = 'number'
-                            or jsonb_array_length(w.recipients) > 1000 as crowded) as m
+                            or jsonb_array_length(w.recipients) > 1000 as crowded,
+                        jsonb_typeof(n.recipients) in ('object', 'boolean') as unreadable,
+                        -- Python could not read it.
+                        pg_column_size(n.data) > 500 and duetime._is_deep(n.data) as deep) as m
                 cross join lateral (
-                    select m.heavy, m.crowded,
-                        case when m.heavy then '{}'::jsonb else n.data end as data,
+                    select m.heavy, m.crowded, m.unreadable, m.deep,
+                        case when m.heavy or m.deep then '{}'::jsonb else n.data end as data,
                         case when m.crowded then '[]'::jsonb else w.recipients end as recipients) as l
                 where not exists (select from there as s
                                   where s.ref = n.ref and s.tracked is distinct from track)
@@ -501,13 +523,16 @@ declare
     actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
     ids bigint[];
     refs text[];
+    around text[] := '{}';
     count integer := 0;
 begin
     loop
-        refs := array(select t.ref from duetime.tracked_scope as t where t.track = _track_clear.track
+        refs := array(select t.ref from duetime.tracked_scope as t
+                      where t.track = _track_clear.track
+                        and (most is not null or t.problem ->> 'code' is distinct from 'row_gone')
                       order by t.ref limit coalesce(most, 5000));
         exit when cardinality(refs) = 0;
-        perform duetime._scopes_gone(track, refs, false, actor);
+        perform duetime._scopes_gone(track, refs, most is null, actor);
         count := count + cardinality(refs);
         if most is not null then
             return count;
@@ -516,11 +541,39 @@ begin
     loop
         ids := array(select s.id from duetime.subject as s where s.tracked = track
                      order by s.id limit coalesce(most, 5000));
+        around := array(select unnest(around) union
+                        select s.scope from duetime.subject as s
+                        where s.id = any (ids) and s.scope is not null);
         perform duetime._delete_subjects(ids, actor);
         count := count + cardinality(ids);
         exit when most is not null or cardinality(ids) = 0;
     end loop;
+    perform duetime._drop_gone_scopes(around);
     return count;
+end $$;
+
+-- The references of the subjects and the scopes of a tracked table: all, or those that are `chosen`, locked as a change of
+-- their rows locks them.
+create or replace function duetime._track_refs(track text, chosen text[]) returns setof text
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if chosen is not null then
+        -- Its turn first, as everyone who changes scopes: a writer that has its turn may wait for a row.
+        perform duetime._own_turn(array(
+            select t.ref from duetime.tracked_scope as t
+            where t.ref = any (chosen) and t.track = _track_refs.track order by 1));
+        perform from duetime.tracked_scope as t join duetime.scope as s on s.ref = t.ref
+        where t.ref = any (chosen) and t.track = _track_refs.track order by s.ref for update of s;
+        perform from duetime.subject as s
+        where s.ref = any (chosen) and s.tracked = _track_refs.track order by s.id for update;
+    end if;
+    return query
+    select s.ref from duetime.subject as s
+    where s.tracked = _track_refs.track and (chosen is null or s.ref = any (chosen))
+    union all
+    select t.ref from duetime.tracked_scope as t
+    where t.track = _track_refs.track and coalesce(t.problem ->> 'code', '') <> 'row_gone'
+      and (chosen is null or t.ref = any (chosen));
 end $$;
 
 create or replace function duetime.track_clear(track text, most integer default null) returns integer
@@ -542,8 +595,9 @@ begin
     if known.name is null then
         return false;
     end if;
-    execute format('drop function if exists duetime.%I, duetime.%I',
-                   '_track_' || md5(known.name), '_track_' || md5(known.name) || '_clear');
+    execute format('drop function if exists duetime.%I, duetime.%I, duetime.%I',
+                   '_track_' || md5(known.name), '_track_' || md5(known.name) || '_clear',
+                   '_track_' || md5(known.name) || '_refs');
     insert into duetime.audit (actor, action, entity, before)
     values (actor, 'table.delete', 'table:' || known.name, known.definition);
     return true;

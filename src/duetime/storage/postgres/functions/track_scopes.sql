@@ -36,19 +36,14 @@ begin
         select n.parent from unnest(parents, opens) as n(parent, open)
         where n.open and n.parent <> '' and length(n.parent) <= 200
         order by 1);
-    with made as (
-        insert into duetime.scope (ref) select n.ref from unnest(named) as n(ref)
-        where not exists (select from duetime.scope as s where s.ref = n.ref)
-        order by n.ref
-        on conflict (ref) do nothing
-        returning ref
-    )
-    insert into duetime.audit (actor, action, entity, after)
-    select actor, 'scope.put', 'scope:' || m.ref,
-        json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
-    from made as m;
     perform duetime._own_turn(array(select unnest(refs || gone) order by 1));
-    perform from duetime.scope as s where s.ref = any (refs || gone) order by s.ref for no key update;
+    perform duetime._make_scopes(named, actor);
+    loop
+        perform from duetime.scope as s where s.ref = any (refs || gone) order by s.ref for no key update;
+        perform from duetime.scope as s where s.ref = any (named) order by s.ref for key share;
+        -- One that another transaction has deleted while this one waited for it is made again.
+        exit when not duetime._make_scopes(named, actor);
+    end loop;
 
     with compiled as materialized (
         select v.value, r.rules, r.problems
@@ -119,6 +114,29 @@ begin
     perform duetime._scopes_gone(track, gone, true, actor);
 end $$;
 
+-- Make those of the scopes that are not there: empty. Returns whether there were any.
+create or replace function duetime._make_scopes(refs text[], actor text) returns boolean
+    language plpgsql as $$
+declare
+    missing constant text[] := array(
+        select n.ref from unnest(refs) as n(ref)
+        where not exists (select from duetime.scope as s where s.ref = n.ref) order by n.ref);
+begin
+    if cardinality(missing) = 0 then
+        return false;
+    end if;
+    with made as (
+        insert into duetime.scope (ref) select unnest(missing)
+        on conflict (ref) do nothing
+        returning ref
+    )
+    insert into duetime.audit (actor, action, entity, after)
+    select actor, 'scope.put', 'scope:' || m.ref,
+        json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
+    from made as m;
+    return true;
+end $$;
+
 -- The rows of scopes are gone: they set nothing any more. Those with nothing inside are deleted.
 -- `follow`: a row that comes back is followed again.
 create or replace function duetime._scopes_gone(track text, refs text[], follow boolean, actor text)
@@ -170,19 +188,24 @@ begin
         delete from duetime.scope as s
         where s.ref = any (refs)
           and not exists (select from duetime.scope as c where c.parent = s.ref)
-          and not exists (select from duetime.subject as n where n.scope = s.ref);
+          -- In the order of `subject_scope`: else the planner may prefer to read all subjects.
+          and (select n.id from duetime.subject as n where n.scope = s.ref
+               order by n.status, n.due_at limit 1) is null;
     exception when foreign_key_violation then
         -- This transaction has an older snapshot. What stays is empty, and does no harm.
         null;
     end;
 end $$;
 
--- Delete those of the scopes whose rows are gone and that have nothing inside any more.
+-- Delete those of the scopes whose rows are gone and that have nothing inside any more, unless the
+-- application has put them since. What has left them otherwise, the pruner finds (`prune_scopes_look`).
 create or replace function duetime._drop_gone_scopes(refs text[]) returns void
     language sql as $$
     select duetime._drop_scopes(array(
-        select t.ref from duetime.tracked_scope as t
-        where t.ref = any (refs) and t.problem ->> 'code' = 'row_gone' order by t.ref))
+        select t.ref from duetime.tracked_scope as t join duetime.scope as s on s.ref = t.ref
+        where t.ref = any (refs) and t.problem ->> 'code' = 'row_gone'
+          and s.parent is null and s.rules is null and not s.locked
+        order by t.ref))
 $$;
 
 -- The rules that hold inside these scopes have changed, in this transaction.

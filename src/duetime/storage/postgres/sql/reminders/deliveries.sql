@@ -136,8 +136,10 @@ with input as materialized (
 select r.subject_id from duetime.reminder as r
 where r.id = any ((select ids from input)::bigint[])
 union
-select r.subject_id from duetime.reminder as r join duetime.rule as u on u.id = r.rule
-where r.job_id = any ((select jobs from input)::bigint[])
+select r.subject_id from duetime.job as j
+join duetime.reminder as r on r.id = duetime._reminder_of(j) and r.job_id = j.id
+join duetime.rule as u on u.id = r.rule
+where j.id = any ((select jobs from input)::bigint[])
   and coalesce(r.status, '') = 'armed' and u.escalate_us is not null;
 
 -- name: reminder_group

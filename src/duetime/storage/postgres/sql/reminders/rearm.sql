@@ -63,6 +63,22 @@ select distinct s.scope from duetime.subject as s
 where s.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
   and s.scope is not null;
 
+-- name: rearm_share
+-- Lock these scopes as `scope_lock` does; return those around which nobody else is changing one.
+with recursive chain as (
+    select s.ref as name, s.ref, s.parent, 0 as level from duetime.scope as s
+    where s.ref = any (array(select value from json_array_elements_text(%s::json)))
+    union all
+    select c.name, s.ref, s.parent, c.level + 1
+    from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+), shared as materialized (
+    select s.ref from duetime.scope as s
+    where s.ref in (select ref from chain) order by s.ref for share of s skip locked
+)
+select c.name from chain as c left join shared as s on s.ref = c.ref
+group by c.name having count(*) = count(s.ref);
+
 -- name: rearm_lock
 -- What others have locked is left to them, or to a later look.
 select s.id, s.rearm_at from duetime.subject as s cross join (select %s::json as doc) as i

@@ -103,8 +103,9 @@ select c.scope, c.ref from chain as c;
 -- name: admission_read
 -- What the admission of reminders checks, in one read by keys.
 select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour,
-    p.disabled::text, r.status, r.held, d.id, d.status, r.id
+    p.disabled::text, r.status, r.held, d.id, d.status, r.id, u.body::text
 from duetime.reminder as r
+join duetime.rule as u on u.id = r.rule
 left join duetime.recipient as p on p.ref = r.recipient
 left join duetime.digest as d on d.id = r.digest_id
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
@@ -118,6 +119,44 @@ from json_to_recordset(%s::json) as g(
     id bigint, run_at timestamptz, reason json, held text, digest bigint)
 where r.id = g.id and r.status = 'armed'
 returning r.id;
+
+-- name: admission_ended
+-- How the attempt of a job under this token ended and why, if it did. Index: the primary key.
+select a.outcome, json_build_object('code', a.error_code, 'facts', coalesce(a.facts, '{}'))::text
+from json_to_record(%s::json) as g(job bigint, token bigint)
+join duetime.attempt as a on a.job_id = g.job and a.token = g.token;
+
+-- name: admission_wait
+-- The jobs of reminders that wait return to `due` in the transaction that decides so: whoever changes what they
+-- wait for comes before, or finds them there. Each is fenced; returns those that wait. One that is to be
+-- cancelled ends by its worker.
+with given as materialized (
+    select * from json_to_recordset(%s::json) as g(
+        job bigint, token bigint, started bigint, finished bigint, after bigint, reason json)
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.attempts, c.cancelled
+    from duetime.claim as c
+    where c.token = any (array(select token from given)) order by c.token for share
+), mine as materialized (
+    select g.*, h.worker_id, h.claimed_at, u.attempt
+    from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
+    join given as g on g.token = h.token and g.job = u.job_id
+    where not coalesce(g.job = any (h.cancelled), false)
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 started_at, finished_at, error_code, facts)
+    select m.job, m.token, m.attempt, m.worker_id, 'snoozed', m.claimed_at,
+        m.claimed_at + m.started * interval '1 microsecond',
+        m.claimed_at + m.finished * interval '1 microsecond', m.reason ->> 'code', m.reason -> 'facts'
+    from mine as m
+    on conflict (job_id, token) do nothing
+    returning job_id
+)
+select duetime._wait_again(
+    array_agg(m.job), array_agg(duetime.now() + m.after * interval '1 microsecond'),
+    array_agg(m.attempt - 1))
+from mine as m where m.job in (select a.job_id from accepted as a)
+having count(*) > 0;
 
 -- name: use_read
 -- How many messages a recipient got in the last hour; the oldest of as many as are allowed; and

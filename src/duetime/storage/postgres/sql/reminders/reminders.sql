@@ -334,7 +334,7 @@ order by r.run_at, r.id;
 
 -- name: reminder_record_unsent
 -- How the jobs of reminders ended that were not recorded. One of which a receipt says that its
--- channel took it was sent.
+-- channel took it was sent. Indexes: the primary keys.
 update duetime.reminder as r
 set status = case when exists (select from duetime.delivery as d
                                where d.reminder_id = r.id and d.round = r.snoozes
@@ -344,9 +344,9 @@ set status = case when exists (select from duetime.delivery as d
                   else 'failed' end,
     reason = coalesce(duetime._attempt_reason(a.outcome, a.error_code, a.error, a.facts), r.reason),
     ended_at = a.finished_at
-from duetime.attempt as a
-where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-  and coalesce(r.status, '') = 'armed' and a.job_id = r.job_id
+from duetime.job as j join duetime.attempt as a on a.job_id = j.id
+where j.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+  and r.id = duetime._reminder_of(j) and r.job_id = j.id and coalesce(r.status, '') = 'armed'
   and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
   and not exists (select from duetime.due as d where d.job_id = r.job_id)

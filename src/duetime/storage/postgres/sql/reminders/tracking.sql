@@ -32,10 +32,11 @@ select format('%%I.%%I', n.nspname, c.relname), quote_ident(n.nspname), c.relkin
      from pg_attribute as a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
     (select coalesce(json_agg(k.names), '[]')::text
      from (select (select json_agg(a.attname) from pg_attribute as a
-                   where a.attrelid = c.oid and a.attnum = any (i.indkey::int2[])) as names
+                   where a.attrelid = c.oid
+                     and a.attnum = any ((i.indkey::int2[])[0 : i.indnkeyatts - 1])) as names
            from pg_index as i
-           where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indpred is null
-             and 0 <> all (i.indkey::int2[])) as k)
+           where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indimmediate
+             and i.indpred is null and 0 <> all (i.indkey::int2[])) as k)
 from found as f
 join pg_class as c on c.oid = f.oid join pg_namespace as n on n.oid = c.relnamespace;
 
@@ -129,6 +130,7 @@ create or replace function {function}() returns trigger
 #variable_conflict use_column
 declare
     given record;
+    gone text[];
 begin
     if tg_op = 'INSERT' then
         select array_agg(n.ref) as refs, array_agg(n.scope) as scopes, array_agg(n.due) as dues,
@@ -168,10 +170,32 @@ begin
         perform duetime.{call}_clear();
         return null;
     end if;
-    if given.refs is not null or given.gone is not null then
-        perform duetime.{call}(given.refs, given.scopes, given.dues, given.local_dues,
-            given.zones, given.recipients, given.data, given.rules, given.opens, given.gone);
+    if given.refs is null and given.gone is null then
+        return null;
     end if;
+    if current_setting('duetime.nested', true) = 'on' and not row_security_active(tg_relid) then
+        -- Another trigger may have written to these rows since: read what they are now. If row security
+        -- hides rows from the owner, we cannot.
+        gone := given.gone;
+        execute $duetime_now$
+            select array_agg(n.ref) as refs, array_agg(n.scope) as scopes, array_agg(n.due) as dues,
+                array_agg(n.local_due) as local_dues, array_agg(n.zone) as zones,
+                array_agg(n.recipients) as recipients, array_agg(n.data) as data,
+                array_agg(n.rules) as rules, array_agg(n.open) as opens, null::text[] as gone
+            from (select {columns}
+                  from $duetime_now$ || tg_relid::regclass || $duetime_now$
+                  where ({keys}) in (select {keys} from $duetime_now$ || case tg_op
+                      when 'INSERT' then 'duetime_new' when 'DELETE' then 'duetime_old'
+                      else $duetime_now$duetime_new union select {keys} from duetime_old$duetime_now$
+                      end || $duetime_now$)) as n
+            where n.ref is not null $duetime_now$ into given;
+        given.gone := array(select unnest(gone) except select unnest(given.refs));
+    end if;
+    if pg_trigger_depth() > 1 then
+        perform set_config('duetime.nested', 'on', true);
+    end if;
+    perform duetime.{call}(given.refs, given.scopes, given.dues, given.local_dues,
+        given.zones, given.recipients, given.data, given.rules, given.opens, given.gone);
     return null;
 end $duetime$;
 
@@ -181,6 +205,7 @@ create or replace function {function}() returns trigger
 #variable_conflict use_column
 declare
     given record;
+    gone text[];
 begin
     if tg_op = 'INSERT' then
         select array_agg(n.ref) as refs, array_agg(n.scope) as parents, array_agg(n.rules) as rules,
@@ -214,10 +239,31 @@ begin
         perform duetime.{call}_clear();
         return null;
     end if;
-    if given.refs is not null or given.gone is not null then
-        perform duetime.{call}(given.refs, given.parents, given.rules, given.locks, given.opens,
-            given.gone);
+    if given.refs is null and given.gone is null then
+        return null;
     end if;
+    if current_setting('duetime.nested', true) = 'on' and not row_security_active(tg_relid) then
+        -- Another trigger may have written to these rows since: read what they are now. If row security
+        -- hides rows from the owner, we cannot.
+        gone := given.gone;
+        execute $duetime_now$
+            select array_agg(n.ref) as refs, array_agg(n.scope) as parents,
+                array_agg(n.rules) as rules, array_agg(n.locked) as locks, array_agg(n.open) as opens,
+                null::text[] as gone
+            from (select {columns}
+                  from $duetime_now$ || tg_relid::regclass || $duetime_now$
+                  where ({keys}) in (select {keys} from $duetime_now$ || case tg_op
+                      when 'INSERT' then 'duetime_new' when 'DELETE' then 'duetime_old'
+                      else $duetime_now$duetime_new union select {keys} from duetime_old$duetime_now$
+                      end || $duetime_now$)) as n
+            where n.ref is not null $duetime_now$ into given;
+        given.gone := array(select unnest(gone) except select unnest(given.refs));
+    end if;
+    if pg_trigger_depth() > 1 then
+        perform set_config('duetime.nested', 'on', true);
+    end if;
+    perform duetime.{call}(given.refs, given.parents, given.rules, given.locks, given.opens,
+        given.gone);
     return null;
 end $duetime$;
 
@@ -274,3 +320,26 @@ with locked as materialized (
 )
 select (select count(*) from given), (select key from given order by number desc limit 1)
 from (select count(*) from made) as done;
+
+-- name: track_missing
+-- What is tracked and has no row: all of it, in one pass over both. A reference that is too long is shortened as
+-- in `_short_ref`. If a policy may hide rows from this role, none is missing.
+select r.ref from duetime.{call}_refs(null) as r(ref)
+where not row_security_active({table_name}::regclass)
+  and not exists (
+    select from (select {ref} as ref from {table}) as n
+    where case when octet_length(n.ref) <= 800 then n.ref else left(n.ref, 150) || '…' || md5(n.ref) end = r.ref);
+
+-- name: track_hold
+-- A row that is inserted meanwhile has been seen, or waits for us with its subject.
+select r.ref from duetime.{call}_refs({refs}) as r(ref);
+
+-- name: track_drop
+-- As the trigger of a delete, for rows that are not there. Call `track_hold` before.
+with gone as materialized (
+    select array_agg(g.ref) as refs from unnest({refs}) as g(ref)
+    where not exists (
+        select from (select {ref} as ref from {table}) as n
+        where case when octet_length(n.ref) <= 800 then n.ref else left(n.ref, 150) || '…' || md5(n.ref) end = g.ref)
+)
+select duetime.{call}({nothing}g.refs) from gone as g where g.refs is not null;

@@ -150,7 +150,8 @@ select r.subject_id from input as i cross join json_each(i.doc, '$.doc.ids') as 
 cross join duetime_reminder as r on r.id = e.value
 union
 select r.subject_id from input as i cross join json_each(i.doc, '$.doc.jobs') as e
-cross join duetime_reminder as r on r.job_id = e.value
+cross join duetime_job as j on j.id = e.value
+cross join duetime_reminder as r on r.id = json_extract(j.args, '$.reminder') and r.job_id = j.id
 cross join duetime_rule as u on u.id = r.rule
 where r.status = 'armed' and json_extract(u.body, '$.escalate_us') is not null;
 

@@ -10,6 +10,13 @@ select s.id from input as i cross join duetime_subject as s
 where s.rearm_at <= json_extract(i.doc, '$.now') and s.id > json_extract(i.doc, '$.doc.after')
 order by s.id limit (select json_extract(doc, '$.doc.most') from input);
 
+-- name: rearm_nearest
+-- Of those, the next that are due. Reads all that are marked: call it once.
+with input(doc) as (select ?)
+select s.id from input as i cross join duetime_subject as s indexed by duetime_subject_rearm
+where s.rearm_at <= json_extract(i.doc, '$.now') and s.due_at >= json_extract(i.doc, '$.now')
+order by s.due_at, s.id limit (select json_extract(doc, '$.doc.most') from input);
+
 -- name: rearm_overdue
 -- Whether a mark, or a row that has changed, was to be looked at a while ago.
 with input(doc) as (select ?)
@@ -74,6 +81,10 @@ with input(doc) as (select ?)
 select distinct s.scope from duetime_subject as s
 where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and s.scope is not null;
+
+-- name: rearm_share
+with input(doc) as (select ?)
+select e.value from input as i cross join json_each(i.doc, '$.doc') as e;
 
 -- name: rearm_lock
 -- One whose row has changed is put first.

@@ -107,9 +107,10 @@ select c.scope, c.ref from chain as c;
 -- What the admission of reminders checks, in one read by keys.
 with input(doc) as (select ?)
 select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour,
-    p.disabled, r.status, r.held, d.id, d.status, r.id
+    p.disabled, r.status, r.held, d.id, d.status, r.id, u.body
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value
+cross join duetime_rule as u on u.id = r.rule
 left join duetime_recipient as p on p.ref = r.recipient
 left join duetime_digest as d on d.id = r.digest_id;
 
@@ -125,6 +126,46 @@ set run_at = coalesce(json_extract(g.value, '$.run_at'), r.run_at),
 from g
 where r.id = json_extract(g.value, '$.id') and r.status = 'armed'
 returning id;
+
+-- name: admission_ended
+with input(doc) as (select ?)
+select a.outcome, json_object('code', a.error_code, 'facts', json(coalesce(a.facts, '{}')))
+from input as i cross join duetime_attempt as a
+where a.job_id = json_extract(i.doc, '$.doc.job') and a.token = json_extract(i.doc, '$.doc.token');
+
+-- name: admission_wait
+-- The jobs of reminders that wait return to `due` in the transaction that decides so: whoever changes what they
+-- wait for comes before, or finds them there. Each is fenced; returns those that wait. One that is to be
+-- cancelled ends by its worker.
+with input(doc) as (select ?)
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                       started_at, finished_at, error_code, facts)
+select c.job_id, c.token, c.attempt, c.worker_id, 'snoozed', c.claimed_at,
+    c.claimed_at + json_extract(g.value, '$.started'),
+    c.claimed_at + json_extract(g.value, '$.finished'),
+    json_extract(g.value, '$.reason.code'), json_extract(g.value, '$.reason.facts')
+from input as i cross join json_each(i.doc, '$.doc') as g cross join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.job') and c.token = json_extract(g.value, '$.token')
+where c.cancelled is null;
+
+-- name: admission_wait_2
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select j.id, j.queue, j.priority, json_extract(i.doc, '$.now') + json_extract(g.value, '$.after'),
+    c.attempt - 1, j.partition
+from input as i cross join json_each(i.doc, '$.doc') as g cross join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.job') and c.token = json_extract(g.value, '$.token')
+cross join duetime_attempt as a on a.job_id = c.job_id and a.token = c.token
+cross join duetime_job as j on j.id = c.job_id;
+
+-- name: admission_wait_3
+with input(doc) as (select ?)
+delete from duetime_claim as c
+where (c.job_id, c.token) in (
+    select json_extract(g.value, '$.job'), json_extract(g.value, '$.token')
+    from input as i cross join json_each(i.doc, '$.doc') as g)
+  and exists (select 1 from duetime_attempt as a where a.job_id = c.job_id and a.token = c.token)
+returning job_id;
 
 -- name: use_read
 -- How many messages a recipient got in the last hour; the oldest of as many as are allowed; and

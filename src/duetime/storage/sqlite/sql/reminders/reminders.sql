@@ -248,7 +248,7 @@ insert into duetime_rule (name, body)
 select distinct json_extract(e.value, '$.rule.id'), json_extract(e.value, '$.rule')
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
-on conflict (body) do nothing;
+on conflict (body) where retired_at is null do nothing;
 
 -- name: reminder_write_2
 with input(doc) as (select ?)
@@ -256,7 +256,8 @@ insert into duetime_reminder (id, key, subject_id, due_at, rule, time, recipient
                               run_at, status, reason, job_id, created_at, ended_at)
 select (select value from duetime_counter where name = 'reminder') + e.key + 1,
     json_extract(e.value, '$.key'), json_extract(e.value, '$.subject_id'), json_extract(e.value, '$.due_at'),
-    (select u.id from duetime_rule as u where u.body = json_extract(e.value, '$.rule')),
+    (select u.id from duetime_rule as u
+     where u.body = json_extract(e.value, '$.rule') and u.retired_at is null),
     json_extract(e.value, '$.time'), json_extract(e.value, '$.recipient'),
     json_extract(e.value, '$.revision'), json_extract(e.value, '$.run_at'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.reason'),
@@ -294,7 +295,7 @@ insert into duetime_rule (name, body)
 select distinct json_extract(e.value, '$.rule.id'), json_extract(e.value, '$.rule')
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
-on conflict (body) do nothing;
+on conflict (body) where retired_at is null do nothing;
 
 -- name: reminder_options_2
 with input(doc) as (select ?), g as materialized (
@@ -322,7 +323,7 @@ with input(doc) as (select ?), g as materialized (
     from input as i cross join json_each(i.doc, '$.doc') as e
 )
 update duetime_reminder as r
-set rule = (select u.id from duetime_rule as u where u.body = g.rule)
+set rule = (select u.id from duetime_rule as u where u.body = g.rule and u.retired_at is null)
 from g
 where r.id = g.id and r.status = 'armed';
 
@@ -429,8 +430,9 @@ set status = case when exists (select 1 from duetime_delivery as d
         else json_object('code', coalesce(a.error_code, a.outcome), 'facts',
             json_patch(json_patch('{}', json_object('text', a.error)), coalesce(a.facts, '{}'))) end,
     ended_at = a.finished_at
-from duetime_attempt as a
-where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+from duetime_job as j cross join duetime_attempt as a
+where j.id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and r.id = json_extract(j.args, '$.reminder') and r.job_id = j.id
   and r.status = 'armed' and a.job_id = r.job_id
   and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = r.job_id)

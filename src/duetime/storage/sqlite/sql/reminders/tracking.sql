@@ -106,9 +106,14 @@ where t.name > json_extract(i.doc, '$.doc.after')
 order by t.name limit (select json_extract(doc, '$.doc.limit') from input);
 
 -- name: tracked_changes
+-- As bytes: they may not be UTF-8. Scopes come first, and up to 2,000 of them together: a parent and its child that
+-- change places are followed if both are read.
 with input(doc) as (select ?)
-select c.ref, c.track, c.row, c.at from duetime_tracked_change as c
-order by c.kind, c.ref limit (select json_extract(doc, '$.doc.most') from input);
+select cast(c.ref as blob), c.track, cast(c.row as blob), c.at from duetime_tracked_change as c
+order by c.kind, c.ref limit (
+    select max(json_extract(i.doc, '$.doc.most'), (
+        select count(*) from (select 1 from duetime_tracked_change where kind = 'scopes' limit 2000)))
+    from input as i);
 
 -- name: tracked_marks
 -- Since when subjects have been stale.
@@ -136,9 +141,11 @@ where rearm_at is not null and status <> 'open'
   and ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
 -- name: tracked_applied_2
+-- Those that `tracked_changes` returned in this transaction, whatever bytes their names are.
 with input(doc) as (select ?)
 delete from duetime_tracked_change
-where ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+where ref in (select c.ref from duetime_tracked_change as c order by c.kind, c.ref
+              limit (select json_array_length(doc, '$.doc') from input));
 
 -- name: scope_make
 with input(doc) as (select ?)
@@ -180,21 +187,6 @@ on conflict (ref) do update set (track, problem) = (excluded.track, excluded.pro
 with input(doc) as (select ?)
 delete from duetime_tracked_scope where ref = (select json_extract(doc, '$.doc.ref') from input);
 
--- name: tracked_scope_drop
-with input(doc) as (select ?)
-delete from duetime_scope as s
-where s.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
-  and exists (select 1 from duetime_tracked_scope as t
-              where t.ref = s.ref and json_extract(t.problem, '$.code') = 'row_gone')
-  and not exists (select 1 from duetime_scope as c where c.parent = s.ref)
-  and not exists (select 1 from duetime_subject as n where n.scope = s.ref);
-
--- name: tracked_scope_drop_2
-with input(doc) as (select ?)
-delete from duetime_tracked_scope as t
-where t.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
-  and not exists (select 1 from duetime_scope as s where s.ref = t.ref);
-
 -- name: track_gone_scopes
 -- Some scopes of a track.
 with input(doc) as (select ?)
@@ -230,12 +222,13 @@ from (select {names} from {table}) where (
 ) limit 0;
 
 -- name: track_trigger_insert
+-- Here and below, rows are read as they are now: another trigger may have written to them since.
 create trigger "{trigger}_insert" after insert on {table}
 begin
     insert into duetime_tracked_row (track, ref, row, kind)
     select n.track, n.ref, n.row, {kind}
     from (select {name} as track, {ref} as ref, {row} as row, {open} as open
-          from (select {new})) as n
+          from (select {names} from {table} where {is_new})) as n
     where n.ref is not null and n.open;
 end;
 
@@ -246,10 +239,12 @@ begin
     insert into duetime_tracked_row (track, ref, row, kind)
     select {name}, o.ref, null, {kind}
     from (select {ref} as ref from (select {old})) as o
-    where o.ref is not null and o.ref is not (select {ref} from (select {new}));
+    where o.ref is not null
+      and o.ref is not (select {ref} from (select {names} from {table} where {is_old}));
     insert into duetime_tracked_row (track, ref, row, kind)
     select {name}, n.ref, n.row, {kind}
-    from (select {ref} as ref, {row} as row from (select {new})) as n
+    from (select {ref} as ref, {row} as row
+          from (select {names} from {table} where {is_new})) as n
     where n.ref is not null;
 end;
 
@@ -259,7 +254,8 @@ begin
     insert into duetime_tracked_row (track, ref, row, kind)
     select {name}, o.ref, null, {kind}
     from (select {ref} as ref from (select {old})) as o
-    where o.ref is not null;
+    where o.ref is not null
+      and o.ref is not (select {ref} from (select {names} from {table} where {is_old}));
 end;
 
 -- name: track_fill
@@ -272,3 +268,26 @@ where n.ref is not null;
 -- name: track_fill_key
 select {texts} from (select {keys} from {table} where {past} order by {keys} limit {most})
 order by {keys};
+
+-- name: track_missing
+-- What is tracked and has no row: all of it, in one pass over both. Not what has a replacement character in its name:
+-- its row may have other bytes there, which are not UTF-8.
+with there(ref) as materialized (
+    select n.ref from (select {ref} as ref from (select {names} from {table})) as n
+    where n.ref is not null
+)
+select s.ref from duetime_subject as s
+where s.tracked = {name} and s.ref not in (select ref from there)
+  and instr(s.ref, char(65533)) = 0
+union all
+select t.ref from duetime_tracked_scope as t
+where t.track = {name} and coalesce(json_extract(t.problem, '$.code'), '') <> 'row_gone'
+  and t.ref not in (select ref from there) and instr(t.ref, char(65533)) = 0;
+
+-- name: track_drop
+-- As the trigger of a delete, for rows that are not there.
+insert into duetime_tracked_row (track, ref, row, kind)
+select {name}, g.value, null, {kind} from json_each({refs}) as g
+where g.value not in (
+    select n.ref from (select {ref} as ref from (select {names} from {table})) as n
+    where n.ref is not null);

@@ -1,0 +1,132 @@
+"""Scopes of tracked tables that are deleted while another transaction uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from duetime.storage.reminders.pruning import PruneStatements
+from duetime.storage.store import Statement
+from tests.observing import observed
+from tests.waiting import PATIENCE, count_waits, until
+
+GAME = "insert into games values (2, now() + interval '1 day', 1)"
+GUILD = "insert into guilds values (1, '{30}')"
+
+
+@pytest.fixture
+async def app(pg_url: str) -> AsyncIterator[Duetime]:
+    """Guild 1, and a game in guild 7, whose own row is gone."""
+    app = Duetime(pg_url, migrate=True)
+    await app.store()
+    run(
+        pg_url,
+        "create table guilds (id integer primary key, minutes integer[])",
+        "create table games (id integer primary key, starts timestamptz, guild integer)",
+    )
+    await put_guilds(app)
+    await app.tables.put("games", id="id", due="starts", scope="guild:{guild}")
+    run(
+        pg_url,
+        "insert into guilds values (1, '{60}'), (7, '{60}')",
+        "insert into games values (1, now() + interval '1 day', 7)",
+        "delete from guilds where id = 7",
+    )
+    yield app
+    await app.close()
+
+
+async def put_guilds(app: Duetime) -> None:
+    await app.tables.put("guilds", kind="scopes", name="guild", id="id", remind="minutes")
+
+
+def run(url: str, *statements: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.mark.parametrize(
+    ("deletes", "writes"),
+    [
+        ("delete from guilds", GAME),
+        ("delete from guilds", "insert into guilds values (2, null), (1, '{30}')"),
+        ("delete from games", "insert into games values (2, now() + interval '1 day', 7)"),
+    ],
+)
+async def test_a_row_is_written_while_its_scope_is_deleted(
+    app: Duetime, pg_url: str, deletes: str, writes: str
+) -> None:
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url) as one,
+        await psycopg.AsyncConnection.connect(pg_url) as other,
+    ):
+        await one.execute(deletes.encode())
+        writing = asyncio.create_task(other.execute(writes.encode()))
+        # Its turn is over after a second; then it waits for the scope itself.
+        await until(lambda: count_waits(pg_url, longer_than=1.2))
+        await one.commit()
+        await writing
+        await other.commit()
+
+    games, guilds = run(pg_url, "select id, guild from games"), run(pg_url, "select id from guilds")
+    assert {row[0] for row in run(pg_url, "select ref from duetime.scope")} >= {
+        *(f"guild:{guild}" for _, guild in games),
+        *(f"guild:{guild}" for (guild,) in guilds),
+    }
+    assert sorted(run(pg_url, "select ref, scope from duetime.subject")) == [
+        (f"games:{game}", f"guild:{guild}") for game, guild in sorted(games)
+    ]
+
+
+async def test_the_pruner_keeps_a_scope_whose_row_is_back(app: Duetime, pg_url: str) -> None:
+    store = await app.store()
+    statements = PruneStatements(store.dialect)
+    run(pg_url, "update games set guild = null")
+    gone = await store.transact(statements.gone_scopes(), reads=True)
+    run(pg_url, "insert into guilds values (7, null)")
+    await store.transact(statements.drop_scopes(gone))
+
+    assert gone == ["guild:7"]
+    assert run(pg_url, "select problem from duetime.tracked_scope where ref = 'guild:7'") == [
+        (None,)
+    ]
+
+
+async def test_tracking_again_and_a_row_that_comes_back_do_not_deadlock(
+    app: Duetime, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row was deleted while triggers were off. It is inserted while its scope is dropped."""
+    run(pg_url, "set session_replication_role = replica", "delete from guilds")
+    store = await app.store()
+    transact = store.transact
+    written: list[Any] = []
+
+    def begin_writing(statement: Statement) -> None:
+        """On a thread: statements run on the event loop, which must not wait for it."""
+        if "_refs(array" not in statement[0] or written:
+            return
+        written.append(ThreadPoolExecutor(1).submit(run, pg_url, GUILD))
+        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+        deadline = time.monotonic() + PATIENCE
+        while not run(pg_url, f"{waiting} and datname = current_database()"):
+            assert time.monotonic() < deadline, "nobody waits for the scope"
+
+    monkeypatch.setattr(
+        store, "transact", lambda one, **how: transact(observed(one, begin_writing), **how)
+    )
+    await put_guilds(app)
+    [writing] = written
+    await asyncio.to_thread(writing.result)
+
+    assert run(pg_url, "select rules is not null from duetime.scope where ref = 'guild:1'") == [
+        (True,)
+    ]
