@@ -303,9 +303,10 @@ class Schedules:
     async def reschedule(
         self, name: str, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
     ) -> datetime:
-        """Move the next run to a time, or to a duration from now. Later runs do not change.
+        """Move the next run to a time, or to a duration from now. Other runs do not change.
 
-        Returns the tick that was moved.
+        That is the run of `next_run_at`; if there is none, one that is overdue. Returns the tick
+        that was moved.
         """
         moment = await self._moment(at, name="at")
         tick: datetime | None = await self._do(
@@ -399,7 +400,7 @@ class Schedules:
         `after`: the `next` of the previous page.
         """
         await self.get(name)
-        if status is not None and status not in set(TickStatus):
+        if status is not None and status not in tuple(TickStatus):
             raise InvalidInput(
                 f"{status!r} is not a status of a tick. Use one of: {', '.join(TickStatus)}."
             )

@@ -30,7 +30,7 @@ _MOMENT = timedelta(milliseconds=5)
 
 class MemorySchedules:
     """Keeps the next tick of each schedule enqueued. A tick that passes while no process runs is
-    gone: nobody knows of it."""
+    lost, without a record."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -822,7 +822,8 @@ async def test_a_run_that_waits_and_is_moved_is_not_early(runs: Runs) -> None:
     async with runs.app.testing(now=START) as world:
         await runs.put(overlap="buffer_one")
         await world.advance("121m")
-        await runs.schedule.reschedule("19m")
+        [waiting] = [row for row in await runs.schedule.history() if row.status == "waiting"]
+        await runs.app.jobs.reschedule(waiting.job_id or 0, START + 140 * MINUTE)
         await world.advance("30m")
 
     # The run of 60 ends at 125; that of 120 waits for it, and is moved to 140.

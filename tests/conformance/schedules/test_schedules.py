@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Task
+from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Snooze, Task
 from duetime.domain.jobs.job import JobFilter
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules import rrule, timetable
@@ -843,6 +843,43 @@ async def test_a_run_that_cannot_start_in_time_expires(app: Duetime, tasks: Reco
     assert row.reason.code == "late_expires"
 
 
+async def test_a_run_that_failed_and_whose_retry_expires_has_failed(app: Duetime) -> None:
+    @app.task(retry=Exponential("10m", factor=1, max_attempts=3))
+    async def broken() -> None:
+        raise ConnectionError("down")
+
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", broken, "@hourly", expires="5m", pause_after=2)
+        await world.advance("5h")
+        rows = await app.schedules["s"].history()
+        info = await app.schedules.get("s")
+        backfilled = await app.schedules["s"].backfill(START + MINUTE, START + 150 * MINUTE)
+
+    assert [run.outcome for run in world.ran] == ["retried", "expired"] * 2
+    assert [(row.tick, row.status, row.succeeded, row.error) for row in reversed(rows)] == [
+        (tick, TickStatus.FIRED, False, "down") for tick in at(60, 120)
+    ]
+    assert [row.started_at for row in reversed(rows)] == at(60, 120)
+    assert (info.failures, info.paused_by) == (2, "duetime")
+    assert backfilled == 0
+
+
+async def test_a_run_that_was_snoozed_past_its_latest_start_is_skipped(app: Duetime) -> None:
+    @app.task
+    async def later() -> Snooze:
+        return Snooze("10m")
+
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", later, "0 1 * * *", expires="5m")
+        await world.advance("2h")
+        [row] = await app.schedules["s"].history(before=world.now)
+        info = await app.schedules.get("s")
+
+    assert (row.status, row.succeeded, info.failures) == (TickStatus.SKIPPED, None, 0)
+    assert row.reason is not None
+    assert row.reason.code == "expired"
+
+
 async def test_shadow_records_and_runs_nothing(app: Duetime, tasks: Recorder) -> None:
     async with app.testing(now=START) as world:
         await app.schedules.put("s", tasks.note, "@hourly", shadow=True)
@@ -948,6 +985,93 @@ async def test_reschedule_moves_the_next_run_alone(app: Duetime, tasks: Recorder
     assert info.next_run_at == START + 30 * MINUTE
     assert tasks.at == at(30, 120)
     assert tasks.ticks == at(60, 120)
+
+
+async def test_reschedule_moves_the_run_that_is_shown_as_the_next(
+    app: Duetime, tasks: Recorder
+) -> None:
+    """A run that is overdue because its queue is paused keeps its place."""
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await app.queues.pause("default")
+        await world.advance("90m")
+        before = await app.schedules.get("s")
+        tick = await app.schedules["s"].reschedule("10m")
+        after = await app.schedules.get("s")
+        [event, *_] = await app.schedules["s"].audit()
+        await app.queues.resume("default")
+        await world.advance("2h")
+
+    assert before.next_run_at == tick == START + 2 * HOUR
+    assert after.next_run_at == START + 100 * MINUTE
+    assert event.before == {"tick": "2026-03-02T02:00:00Z", "run_at": "2026-03-02T02:00:00Z"}
+    assert list(zip(tasks.ticks, tasks.at, strict=True)) == list(
+        zip(at(60, 120, 180), at(90, 100, 180), strict=True)
+    )
+
+
+async def test_reschedule_moves_an_overdue_run_if_it_is_shown_as_the_next(
+    app: Duetime, tasks: Recorder
+) -> None:
+    """No worker has been there since, to plan on."""
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await world.outage("65m")
+        before = await app.schedules.get("s")
+        tick = await app.schedules["s"].reschedule("10m")
+        await world.advance("30m")
+
+    assert before.next_run_at == tick == START + HOUR
+    assert tasks.at == at(75)
+
+
+async def test_reschedule_moves_an_overdue_run_if_there_is_no_other(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, START + HOUR)
+        await app.queues.pause("default")
+        await world.advance("90m")
+        tick = await app.schedules["s"].reschedule("10m")
+        await app.queues.resume("default")
+        await world.advance("30m")
+
+    assert tick == START + HOUR
+    assert tasks.at == at(100)
+
+
+async def test_a_moved_run_expires_as_its_task_says(app: Duetime, backend: Backend) -> None:
+    """Also if the schedule was defined where the task is not known."""
+
+    @app.task(name="brief", expires="10m")
+    async def brief() -> None: ...
+
+    async with app.testing(now=START) as world:
+        await world.drain()
+        await app.schedules.apply([Duetime(backend.url).schedules.define("s", "brief", "@hourly")])
+        await app.schedules["s"].reschedule("90m")
+        jobs = await app.jobs.list(task="brief")
+
+    expiries = {job.run_at: job.expires_at for job in jobs}
+    assert expiries[START + 90 * MINUTE] == START + 100 * MINUTE
+    assert expiries[START + 120 * MINUTE] == START + 130 * MINUTE
+
+
+async def test_a_run_moved_behind_a_later_tick_runs_however_late(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await app.schedules["s"].reschedule(START + 150 * MINUTE)
+        await world.advance("149m")
+        await app.queues.pause("default")
+        await world.advance("3m")
+        await app.queues.resume("default")
+        await world.drain()
+        statuses = await ledger(app)
+
+    assert tasks.ticks == at(120, 60)
+    assert list(statuses.values()) == ["caught_up", "fired"]
 
 
 async def test_backfill_runs_what_has_not_run(app: Duetime, tasks: Recorder) -> None:

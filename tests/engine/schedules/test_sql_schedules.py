@@ -152,6 +152,46 @@ async def test_resuming_twice_changes_nothing(twins: Twins) -> None:
     assert await twins.look("sql") == before
 
 
+async def test_new_times_of_a_paused_schedule_apply_from_then_on(twins: Twins) -> None:
+    await twins.make(catch_up="all")
+    for name in TWINS:
+        await twins.app.schedules[name].pause(by="ann")
+    await twins.at(START + 3 * HOUR)
+
+    await twins.app.schedules.put("python", "work", "*/10 * * * *", args={"n": 1}, catch_up="all")
+    await twins.sql(
+        """select duetime.schedule('sql', 'work', '*/10 * * * *', args => '{"n": 1}')"""
+    )
+    await twins.at(START + 3 * HOUR + timedelta(minutes=25))
+    for name in TWINS:
+        await twins.app.schedules[name].resume(missed=True)
+    await twins.plan()
+    why = await twins.app.schedules["sql"].explain(datetime(2030, 1, 1, 2, tzinfo=UTC))
+
+    one, other = [await twins.look(name) for name in TWINS]
+    assert [row[2] for row in one["ledger"]] == ["skipped"] * 3 + ["armed"] * 4
+    assert other["ledger"][1:] == one["ledger"][3:]
+    assert other["ledger"][0][2] == "skipped"
+    assert "paused by ann" in why.sentence
+
+
+async def test_the_same_times_of_a_paused_schedule_change_nothing_of_the_pause(
+    twins: Twins,
+) -> None:
+    await twins.make(catch_up="all")
+    for name in TWINS:
+        await twins.app.schedules[name].pause(by="ann")
+    await twins.at(START + 3 * HOUR)
+
+    await twins.sql("""select duetime.schedule('sql', 'work', '0 * * * *', args => '{"n": 1}')""")
+    for name in TWINS:
+        await twins.app.schedules[name].resume(missed=True)
+    await twins.plan()
+
+    one, other = [await twins.look(name) for name in TWINS]
+    assert other["ledger"] == one["ledger"]
+
+
 @pytest.mark.parametrize("expires", [None, "30m"])
 async def test_trigger(twins: Twins, expires: str | None) -> None:
     await twins.make(expires=expires)
@@ -177,6 +217,26 @@ async def test_reschedule(twins: Twins, to: datetime, expires: str | None) -> No
     await twins.same()
 
 
+@pytest.mark.parametrize("planned", [True, False])
+async def test_reschedule_moves_the_run_that_is_shown_as_the_next(
+    twins: Twins, planned: bool
+) -> None:
+    await twins.make()
+    await twins.at(START + 70 * timedelta(minutes=1))
+    if planned:
+        await twins.plan()
+    shown = (await twins.app.schedules.get("sql")).next_run_at
+
+    tick = await twins.app.schedules["python"].reschedule(START + 75 * timedelta(minutes=1))
+    [(moved,)] = await twins.sql(
+        "select duetime.reschedule('sql', %s, 'unknown')", START + 75 * timedelta(minutes=1)
+    )
+    await twins.plan()
+
+    assert moved == tick == shown == START + timedelta(minutes=90 if planned else 30)
+    await twins.same()
+
+
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
@@ -185,6 +245,19 @@ async def test_reschedule(twins: Twins, to: datetime, expires: str | None) -> No
         ("select duetime.trigger_schedule('no')", "there is no schedule named 'no'"),
         ("select duetime.reschedule('no', now())", "there is no schedule named 'no'"),
         ("select duetime.reschedule('sql', null)", "must not be null"),
+        ("select duetime.reschedule('sql', '9500-01-01Z')", "from the year 1970 to 9000"),
+        ("select duetime.reschedule('sql', '-infinity')", "from the year 1970 to 9000"),
+        ("select duetime.schedule(' ', 'work', '@daily')", "name of a schedule must have 1 to 200"),
+        ("select duetime.schedule('sql', ' ', '@daily')", "task of a schedule must have 1 to 200"),
+        (
+            "select duetime.schedule('sql', repeat('n', 201), '@daily')",
+            "task of a schedule must have 1 to 200",
+        ),
+        ("select duetime.schedule('sql', 'work', null)", "spec and the tz of a schedule must not"),
+        (
+            "select duetime.schedule('sql', 'work', '@daily', tz => null)",
+            "spec and the tz of a schedule must not",
+        ),
         ("select duetime.pause_schedule('sql', until => '2029-01-01Z')", "is in the past"),
         ("select duetime.pause_schedule('sql', actor => ' ')", "actor must have 1 to 200"),
         (

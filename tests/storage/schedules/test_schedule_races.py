@@ -20,7 +20,7 @@ import pytest
 
 from duetime import Constant, Context, Duetime
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob
-from duetime.domain.schedules.schedule import TickStatus, make_policy
+from duetime.domain.schedules.schedule import CatchUp, TickStatus, make_policy
 from duetime.domain.schedules.timetable import timetable
 from duetime.errors import DatabaseUnreachable
 from duetime.settings import Settings
@@ -30,7 +30,7 @@ from duetime.storage.schedules.rows import ClaimedRun, NewSchedule, TickInfo
 from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements, Store
 from duetime.wiring import make_migrator, make_store
-from tests import effects
+from tests import effects, waiting
 from tests.conformance.hand import Hand, ended
 from tests.conftest import Backend
 from tests.waiting import until, until_true
@@ -904,28 +904,35 @@ async def test_the_first_worker_after_an_outage_catches_up_as_the_policy_says(
 ) -> None:
     app = numbered.app
     now = await app.now()
-    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9, 6.0)]
+    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9)]
+    names: tuple[CatchUp, ...] = ("skip", "latest", "all")
+    later = now + timedelta(days=1)
     await app.schedules.apply(
         app.schedules.define(
-            catch_up, numbered.task, *ticks, args={"n": 1}, catch_up=catch_up, grace="1s"
+            name, numbered.task, *ticks, later, args={"n": 1}, catch_up=name, grace="1s"
         )
-        for catch_up in ("skip", "latest", "all")
+        for name in names
     )
     await until(lambda: passed(app, ticks[3] + 1.2 * SECOND))
     async with app.worker():
-        await until_true(lambda: len(numbered.ran) == 8)
+        await until_true(lambda: len(numbered.ran) == 5)
+        await until(lambda: all_planned(app, names, later))
     found = {
         name: [row.status.value for row in reversed(await app.schedules[name].history())]
-        for name in ("skip", "latest", "all")
+        for name in names
     }
 
     assert found == {
-        "skip": ["skipped"] * 4 + ["fired"],
-        "latest": ["coalesced"] * 3 + ["caught_up", "fired"],
-        "all": ["caught_up"] * 4 + ["fired"],
+        "skip": ["skipped"] * 4 + ["armed"],
+        "latest": ["coalesced"] * 3 + ["caught_up", "armed"],
+        "all": ["caught_up"] * 4 + ["armed"],
     }
-    caught_up = [tick for name, tick, _ in numbered.ran if name == "all"]
-    assert caught_up == ticks, "in order"
+    ran = {name: [tick for other, tick, _ in numbered.ran if other == name] for name in names}
+    assert ran == {"skip": [], "latest": ticks[3:], "all": ticks}, "in order"
+
+
+async def all_planned(app: Duetime, names: Sequence[str], at: datetime) -> bool:
+    return all([(await app.schedules[name].get()).next_run_at == at for name in names])
 
 
 async def passed(app: Duetime, moment: datetime) -> bool:
@@ -957,3 +964,21 @@ async def test_a_run_that_ended_unrecorded_is_recorded_by_the_next_worker(
     assert row.claimed_by == "gone"
     assert (await app.schedules.get("s")).failures == 1
     assert numbered.ran == []
+
+
+@on_postgres
+async def test_a_bulk_action_locks_schedules_before_their_runs(
+    numbered: Numbered, backend: Backend
+) -> None:
+    """Whoever changes a schedule holds its lock, and then locks the jobs of its runs."""
+    app = numbered.app
+    await app.schedules.put("s", numbered.task, "@yearly", args={"n": 1})
+    async with app.worker(), await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await connection.execute("select from duetime.schedule for update")
+        action = await app.jobs.reschedule_all(START, task="started")
+        await until(lambda: waiting.waits(backend.url))
+        await connection.execute("select from duetime.job where task = 'started' for update nowait")
+        await connection.commit()
+        progress = await action.result("30s")
+
+    assert (progress.done, progress.skipped) == (2, 0)

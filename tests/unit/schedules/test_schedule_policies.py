@@ -428,6 +428,30 @@ def test_the_judge_says_of_each_late_tick_what_the_plan_does(case: Case) -> None
         assert row.reason in (None, reason) if status is CAUGHT_UP else row.reason == reason
 
 
+def test_a_moved_run_is_coalesced_only_into_ticks_after_its_new_time() -> None:
+    now = START + 190 * MINUTE
+
+    def judge(tick: float, run_at: float, **options: Any) -> TickStatus:
+        schedule = make_schedule(timetable("@hourly", **options))
+        return LateJudge(schedule, now).judge(START + tick * MINUTE, START + run_at * MINUTE)[0]
+
+    # From the tick at 60; the newest that is due is the one at 180.
+    assert judge(60, 60) is COALESCED
+    assert judge(60, 170) is COALESCED
+    assert judge(60, 185) is CAUGHT_UP
+    assert judge(60, 185, jitter="10m") is CAUGHT_UP
+    # To an earlier time: it is still the newest.
+    assert judge(180, 100) is CAUGHT_UP
+
+
+def test_max_runs_counts_a_moved_run_by_its_new_time() -> None:
+    schedule = make_schedule(catch_up="all", max_runs=1)
+    judge = LateJudge(schedule, START + 190 * MINUTE)
+
+    assert judge.judge(START + HOUR, START + HOUR)[0] is SKIPPED
+    assert judge.judge(START + HOUR, START + 185 * MINUTE)[0] is CAUGHT_UP
+
+
 def test_reasons_name_the_policy_and_how_late_it_is() -> None:
     now = START + 5 * HOUR + 30 * MINUTE
 

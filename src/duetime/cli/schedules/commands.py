@@ -172,7 +172,7 @@ def trigger_command(context: click.Context, name: str, reason: str | None, by: s
 def reschedule_command(
     context: click.Context, name: str, at: datetime | timedelta, by: str
 ) -> None:
-    """Move the next run to TIME, or to a duration from now (30m). Later runs do not change."""
+    """Move the next run to TIME, or to a duration from now (30m). Other runs do not change."""
 
     async def move(app: Duetime) -> tuple[datetime, TickInfo, datetime]:
         tick = await app.schedules[name].reschedule(at, by=by)

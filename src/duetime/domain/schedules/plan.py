@@ -329,41 +329,45 @@ class LateJudge:
             return TickStatus.SKIPPED, Reason.of("late_max_age", late=late, limit=policy.max_age)
         if policy.expires is not None and self._now - run_at > policy.expires:
             return TickStatus.SKIPPED, Reason.of("late_expires", late=late, limit=policy.expires)
+        # A run that was moved comes at its new time, after the ticks that were due before that.
+        timetable = self._schedule.timetable
+        moved = run_at != timetable.run_at(self._schedule.name, tick)
+        comes = max(tick, run_at) if moved else tick
         if policy.catch_up == "latest":
-            if self._is_before_newest(tick):
+            if self._is_before_newest(comes):
                 return TickStatus.COALESCED, Reason.of("coalesced", late=late)
-        elif policy.max_runs is not None and self._before_last(tick, policy.max_runs):
+        elif policy.max_runs is not None and self._before_last(comes, policy.max_runs):
             return TickStatus.SKIPPED, Reason.of("late_max_runs", late=late, limit=policy.max_runs)
         return TickStatus.CAUGHT_UP, Reason.of("late", late=late)
 
-    def _is_before_newest(self, tick: datetime) -> bool:
-        """Whether a later tick is already due."""
+    def _is_before_newest(self, comes: datetime) -> bool:
+        """Whether a tick after `comes` is already due."""
         if self._newest is None:
-            last = _last(self._missed_after, tick, self._now, 1)
+            last = _last(self._missed_after, comes, self._now, 1)
             if not last:
                 return False
             self._newest = last[0]
-        return tick < self._newest
+        return comes < self._newest
 
-    def _before_last(self, tick: datetime, runs: int) -> bool:
-        """Whether `tick` is older than the last `runs` missed ones; those on time are not."""
+    def _before_last(self, comes: datetime, runs: int) -> bool:
+        """Whether `comes` is before the last `runs` missed ticks; those on time are not missed."""
         if self._first is None:
-            last = _last(self._late_after, tick, self._now, runs)
+            last = _last(self._late_after, comes, self._now, runs)
             if len(last) < runs:
                 return False
             self._first = last[0]
-        return tick < self._first
+        return comes < self._first
 
-    def _late_after(self, tick: datetime) -> Iterator[datetime]:
+    def _late_after(self, after: datetime) -> Iterator[datetime]:
         schedule = self._schedule
         return (
             later
-            for later in self._missed_after(tick)
+            for later in self._missed_after(after)
             if is_late(schedule, schedule.timetable.run_at(schedule.name, later), self._now)
         )
 
-    def _missed_after(self, tick: datetime) -> Iterator[datetime]:
-        return self._schedule.timetable.runs(tick, self._now)
+    def _missed_after(self, after: datetime) -> Iterator[datetime]:
+        return self._schedule.timetable.runs(after, self._now)
 
 
 def _whole(span: timedelta) -> timedelta:

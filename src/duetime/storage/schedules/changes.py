@@ -171,10 +171,17 @@ class ScheduleStatements(Planning):
         return None
 
     def reschedule(self, name: str, at: datetime, *, actor: str) -> Statements:
-        """Move the next run; the runs after it stay. Returns its tick; None: there is none."""
+        """Move the next run; the runs after it stay. Returns its tick; None: there is none.
+
+        The next run is the one that is shown as such: one that is overdue is moved only if there
+        is no other.
+        """
         for schedule in (yield from self._lock(names=[name])).values():
             opened = (yield from self._open({schedule.id: schedule}))[schedule.id]
-            for run in sorted(opened, key=lambda run: run.run_at):
+            shown = schedule.next_run_at
+            for run in sorted(
+                opened, key=lambda run: (shown is not None and run.run_at < shown, run.run_at)
+            ):
                 if run.begun or run.runs_as is not TickStatus.FIRED:
                     continue
                 if (yield from self._move(schedule, run, at, actor)):
@@ -183,14 +190,22 @@ class ScheduleStatements(Planning):
 
     def reschedule_job(self, job_id: int, at: datetime, *, actor: str) -> Statements:
         """Move a run by its job. Returns whether that is a run that waits, and has not begun."""
-        owners = yield from self._dialect.run("schedule_gate", [job_id])
-        schedules = yield from self._lock(ids={row[1] for row in owners})
+        schedules = yield from self._lock(ids=(yield from self._owners([job_id])))
         opened = yield from self._open(schedules)
         for schedule in schedules.values():
             for run in opened[schedule.id]:
                 if run.job_id == job_id and not run.begun:
                     return (yield from self._move(schedule, run, at, actor))
         return False
+
+    def lock_owners(self, jobs: Sequence[int]) -> Statements:
+        """Lock the schedules of which these jobs are runs, in the order of their ids."""
+        if ids := (yield from self._owners(jobs)):
+            yield from self._dialect.run("schedule_lock", {"ids": sorted(ids), "names": []})
+
+    def _owners(self, jobs: Sequence[int]) -> Generator[Statement, list[Row], set[int]]:
+        rows = yield from self._dialect.run("schedule_gate", list(jobs))
+        return {row[1] for row in rows}
 
     def backfill(
         self, name: str, ticks: Sequence[datetime], *, failed: bool, actor: str

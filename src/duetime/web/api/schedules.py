@@ -248,7 +248,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         problems=[404],
     )
     async def reschedule_schedule(name: NamePath, body: Any, visitor: Visitor) -> RescheduledRun:
-        """Move the next run to a time, or to a duration from now. Later runs do not change."""
+        """Move the next run to a time, or to a duration from now. Other runs do not change."""
         at = moment_or_span(body.at, name="at")
         return RescheduledRun(await app.schedules.reschedule(name, at, by=visitor.name))
 

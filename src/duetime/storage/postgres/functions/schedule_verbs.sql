@@ -36,14 +36,19 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
     select job_id from ended
 $$;
 
--- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
+-- Another time for an armed run: its tick, and so its key, stay. Without `expires_at` its task says
+-- when it expires, as when it was armed. Zero rows: it has begun.
 create or replace function duetime.move_run(doc json) returns setof bigint
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     return query
     with given as (
-        select * from json_to_record(move_run.doc) as g(
+        select g.schedule_id, g.tick, g.run_at,
+            coalesce(g.expires_at, g.run_at + t.expires) as expires_at
+        from json_to_record(move_run.doc) as g(
             schedule_id bigint, tick timestamptz, run_at timestamptz, expires_at timestamptz)
+        join duetime.schedule as s on s.id = g.schedule_id
+        left join duetime.task as t on t.name = s.target
     ), moved as (
         update duetime.due as d set run_at = g.run_at
         from duetime.schedule_tick as o, given as g
@@ -219,7 +224,8 @@ begin
     return job;
 end $$;
 
--- Move the next run to a time; the runs after it stay. Returns the tick that was moved.
+-- Move the next run to a time; the runs after it stay. Returns the tick that was moved. The next run is the
+-- one that is shown as such: one that is overdue is moved only if there is no other.
 create or replace function duetime.reschedule(
     name text, at timestamptz, actor text default session_user)
     returns timestamptz language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -233,10 +239,14 @@ begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
     if at is null then
         raise exception 'duetime: the new time of a run must not be null' using errcode = '22023';
+    elsif not at between '1970-01-01Z' and '9000-01-01Z' then
+        raise exception 'duetime: the new time of a run must be finite, from the year 1970 to 9000'
+            using errcode = '22023';
     end if;
     for run in
         select * from duetime.open_run as r
-        where r.schedule_id = known.id and not r.begun and r.runs_as = 'fired' order by r.run_at
+        where r.schedule_id = known.id and not r.begun and r.runs_as = 'fired'
+        order by coalesce(r.run_at < known.next_run_at, false), r.run_at
     loop
         if exists (select from duetime.move_run(json_build_object(
             'schedule_id', known.id, 'tick', run.tick, 'run_at', moves_to,

@@ -260,15 +260,19 @@ limit 500;
 
 -- name: schedule_record_finished
 -- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
--- requeued by a person ends once more; its failures are not counted again. Returns the schedules
+-- requeued by a person ends once more; its failures are not counted again. A run that failed, and
+-- whose retry came too late, has failed: only one that never ran is skipped. Returns the schedules
 -- of what ended, with their failures in a row.
 with named as materialized (
     -- By their jobs alone: a plan made for an empty ledger would walk all that is open.
-    select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
+    select o.schedule_id, o.tick, o.job_id, o.begun_at, o.finished_at, o.succeeded
     from duetime.schedule_tick as o
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), ended as materialized (
-    select s.schedule_id, s.tick, a.outcome, a.claimed_at, a.started_at, a.finished_at, a.error,
+    select s.schedule_id, s.tick, case when f.job_id is null then a.outcome else 'dead' end as outcome,
+        coalesce(f.claimed_at, a.claimed_at) as claimed_at,
+        coalesce(f.started_at, a.started_at) as started_at,
+        coalesce(f.finished_at, a.finished_at) as finished_at, coalesce(f.error, a.error) as error,
         a.error_code, a.facts,
         n.name as worker, s.finished_at is null as is_first
     from named as s
@@ -277,7 +281,12 @@ with named as materialized (
         where a.job_id = s.job_id
           and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
         order by a.token desc limit 1) as a
-    left join duetime.worker_name as n on n.id = a.worker_id
+    left join lateral (
+        select f.* from duetime.attempt as f
+        where f.job_id = s.job_id and a.outcome = 'expired'
+          and (f.outcome = 'retried' or f.outcome = 'lost' and s.begun_at is not null)
+        order by f.token desc limit 1) as f on true
+    left join duetime.worker_name as n on n.id = coalesce(f.worker_id, a.worker_id)
     where not exists (select from duetime.due as d where d.job_id = s.job_id)
       and (s.finished_at is null
            or a.outcome = 'completed' and s.succeeded is not true

@@ -340,16 +340,22 @@ limit 500;
 
 -- name: schedule_record_finished
 -- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
--- requeued by a person ends once more; its failures are not counted again. First the schedules
+-- requeued by a person ends once more; its failures are not counted again. A run that failed, and
+-- whose retry came too late, has failed: only one that never ran is skipped. First the schedules
 -- count, then the runs are closed. Returns the schedules with their failures in a row.
 with input(doc) as (select ?),
 seen as (
-    select o.schedule_id, o.job_id, o.finished_at, o.succeeded
+    select o.schedule_id, o.job_id, o.begun_at, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_schedule_tick as o on o.job_id = e.value
 ), ended as (
-    select s.schedule_id, a.outcome, a.started_at, s.finished_at is null as is_first
+    select s.schedule_id, iif(f.job_id is null, a.outcome, 'dead') as outcome,
+        coalesce(f.started_at, a.started_at) as started_at, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
+    left join duetime_attempt as f on f.job_id = s.job_id and f.token = (
+        select max(t.token) from duetime_attempt as t
+        where t.job_id = s.job_id and a.outcome = 'expired'
+          and (t.outcome = 'retried' or t.outcome = 'lost' and s.begun_at is not null))
     where a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
@@ -398,13 +404,21 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
 -- name: schedule_record_finished_3
 with input(doc) as (select ?),
 seen as (
-    select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
+    select o.schedule_id, o.tick, o.job_id, o.begun_at, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_schedule_tick as o on o.job_id = e.value
 ), ended as materialized (
-    select s.schedule_id, s.tick, a.*, n.name as worker, s.finished_at is null as is_first
+    select s.schedule_id, s.tick, iif(f.job_id is null, a.outcome, 'dead') as outcome,
+        coalesce(f.claimed_at, a.claimed_at) as claimed_at,
+        coalesce(f.started_at, a.started_at) as started_at,
+        coalesce(f.finished_at, a.finished_at) as finished_at, coalesce(f.error, a.error) as error,
+        a.error_code, a.facts, n.name as worker, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
-    left join duetime_worker_name as n on n.id = a.worker_id
+    left join duetime_attempt as f on f.job_id = s.job_id and f.token = (
+        select max(t.token) from duetime_attempt as t
+        where t.job_id = s.job_id and a.outcome = 'expired'
+          and (t.outcome = 'retried' or t.outcome = 'lost' and s.begun_at is not null))
+    left join duetime_worker_name as n on n.id = coalesce(f.worker_id, a.worker_id)
     where a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
@@ -542,7 +556,8 @@ set release = (select json_extract(doc, '$.doc.release') from input),
 where name = (select json_extract(doc, '$.doc.name') from input);
 
 -- name: schedule_move
--- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
+-- Another time for an armed run: its tick, and so its key, stay. Without `expires_at` its task says
+-- when it expires, as when it was armed. Zero rows: it has begun.
 with input(doc) as (select ?)
 update duetime_schedule_tick set run_at = (select json_extract(doc, '$.doc.run_at') from input)
 where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
@@ -552,7 +567,10 @@ where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
 
 -- name: schedule_move_2
 with input(doc) as (select ?)
-update duetime_job set expires_at = (select json_extract(doc, '$.doc.expires_at') from input)
+update duetime_job set expires_at = (
+    select coalesce(json_extract(i.doc, '$.doc.expires_at'), json_extract(i.doc, '$.doc.run_at') + (
+        select t.expires from duetime_task as t where t.name = duetime_job.task))
+    from input as i)
 where id in (select o.job_id from input as i cross join duetime_schedule_tick as o
              on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
              and o.tick = json_extract(i.doc, '$.doc.tick'));
