@@ -20,6 +20,7 @@ from typing import (
 )
 
 from duetime.api.handle import Handle, bound, iterated
+from duetime.api.job_filters import list_states
 from duetime.api.requeueing import rerun_steps, retry_run
 from duetime.api.task_registry import choose_policy, module_of
 from duetime.api.tasks import BoundTask, Task
@@ -37,7 +38,7 @@ from duetime.domain.checks import (
 )
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.flows.explain import explain_run
-from duetime.domain.flows.flow import BRANCH_CALLS, StepInfo, StepState, undo_key
+from duetime.domain.flows.flow import StepInfo, StepState, undo_key
 from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
 from duetime.domain.jobs.job import (
     DEFAULT_MAX_ARGS_BYTES,
@@ -201,7 +202,8 @@ class FlowRegistry:
         """Register an async function as a flow. Its first parameter is the `Flow`.
 
         `retry`, `retry_on`: how its steps are retried, unless their task says otherwise.
-        `timeout`: how long a run may take in all, its waits included.
+        `timeout`: how long a run may take in all, its waits included, from its first start or the
+        first after a retry.
         """
         if (name := options.get("name")) is not None:
             check_task_not_reserved(name)
@@ -288,6 +290,7 @@ class Flows:
     ) -> FlowRun[Any]:
         """Start a run by the name of its flow, if you do not have the flow itself for
         `order.using(…).start(…)`. Raises `UnknownFlow` if it is not registered in this process."""
+        check_name(flow, what="flow")
         definition = self._app.tasks.get(flow)
         if definition is None or not definition.options.flow:
             raise UnknownFlow(flow)
@@ -422,36 +425,11 @@ class Flows:
 
     async def rerun(self, run_id: int, *, from_step: str | int, by: str = "unknown") -> None:
         """Run the steps of a run that failed or was cancelled again, from one of them on, given by
-        its name (the first with that name) or its number."""
+        its name (the first with that name) or its number. Raises `InvalidInput` while a job of one
+        of them has not ended."""
         await self._check_ended(run_id)
         actor = check_actor(by)
-        calls: list[int] = []
-        if not await self._is_graph(run_id):
-            calls = await self._calls_since(run_id, from_step)
-        await self._app._perform(
-            lambda dialect: rerun_steps(dialect, run_id, from_step, calls, by=actor)
-        )
-
-    async def _calls_since(self, run_id: int, from_step: str | int) -> list[int]:
-        """The calls of a function's run that were made since this step began, and compensations."""
-        steps = await self._records(run_id)
-        found = [step for step in steps if step.seq > 0 and from_step in (step.name, step.seq)]
-        if not found:
-            known = ", ".join(f"{step.seq} {step.name}" for step in steps if step.seq > 0)
-            raise InvalidInput(
-                f"Run {run_id} has no step {from_step!r}. It has recorded: {known or 'none'}."
-            )
-        if await self.status(run_id) is FlowState.COMPENSATING:
-            raise InvalidInput(
-                f"The compensations of run {run_id} are running. Wait until they are done: "
-                "run.result() does."
-            )
-        first = found[0]
-        return [
-            step.seq
-            for step in steps
-            if step.seq < 0 or step.seq == first.seq or _began_later(step, first)
-        ]
+        await self._app._perform(lambda dialect: rerun_steps(dialect, run_id, from_step, by=actor))
 
     async def _cancel_graph(self, run_id: int, reason: str | None, by: str) -> bool:
         if reason is not None:
@@ -461,12 +439,6 @@ class Flows:
             lambda dialect: GraphStatements(dialect).cancel(run_id, reason=reason, actor=actor)
         )
         return is_graph
-
-    async def _is_graph(self, run_id: int) -> bool:
-        runs = await self._app._perform(
-            lambda dialect: GraphStatements(dialect).runs([run_id]), reads=True
-        )
-        return run_id in runs and runs[run_id].shape is not None
 
     async def _check_ended(self, run_id: int) -> None:
         state = await self.status(run_id)
@@ -562,24 +534,12 @@ class FlowRun(Handle[Flows, int], Generic[R]):
 
 
 def _read_states(state: FlowStateLike | Sequence[FlowStateLike]) -> tuple[FlowState, ...]:
-    given = [state] if isinstance(state, str) else list(state)
+    given = list_states(state)
     try:
         return tuple(FlowState(item) for item in given)
     except ValueError:
         known = ", ".join(FlowState)
         raise InvalidInput(f"{given!r} is not a state of a run. Use one of: {known}.") from None
-
-
-def _began_later(step: StepInfo, first: StepInfo) -> bool:
-    """Whether a call was made after another one. The numbers of those that began at the same time
-    say it, unless just one of them is in a branch."""
-    if step.started_at is None or first.started_at is None:
-        return False
-    if step.started_at == first.started_at and (
-        (step.seq > BRANCH_CALLS) == (first.seq > BRANCH_CALLS)
-    ):
-        return step.seq > first.seq
-    return step.started_at >= first.started_at
 
 
 def _check_data(data: Any) -> None:

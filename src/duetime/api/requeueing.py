@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from duetime.domain.flows.flow import read_step_key
+from duetime.domain.flows.flow import BRANCH_CALLS, StepInfo, read_step_key
+from duetime.domain.flows.run import FlowInfo, FlowState
 from duetime.domain.jobs.job import Requeued
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.errors import IllegalTransition, InvalidInput, JobNotFound, KeyConflict
-from duetime.storage.flows.graphs import GraphStatements
+from duetime.storage.flows.find import FindRuns
+from duetime.storage.flows.graphs import GraphStatements, Repeat
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.jobs.changes import REQUEUABLE, BriefJob, JobStatements
 from duetime.storage.store import Dialect, Statements
@@ -39,35 +41,110 @@ def requeue_job(dialect: Dialect, job_id: int, at: datetime | None, *, by: str) 
         # Before anything is written: in the caller's transaction nobody would undo it.
         raise IllegalTransition(job_id, state=job.state, action="requeued")
     if job.is_run:
-        yield from _retry(dialect, job_id, job, at, by=by)
+        yield from _requeue_run(dialect, job_id, at=at, by=by)
     else:
         yield from _requeue_alone(dialect, job_id, job, at, by=by)
 
 
 def retry_run(dialect: Dialect, run: int, *, by: str) -> Statements:
     """Have a run that has ended go on from the call that failed."""
-    job = (yield from JobStatements(dialect).brief([run]))[run]
-    yield from _retry(dialect, run, job, None, by=by)
+    yield from _requeue_run(dialect, run, by=by)
 
 
-def rerun_steps(
-    dialect: Dialect, run: int, from_step: str | int, calls: Sequence[int], *, by: str
+def rerun_steps(dialect: Dialect, run: int, from_step: str | int, *, by: str) -> Statements:
+    """Have a run that has ended do its steps again from one of them on."""
+    yield from _requeue_run(dialect, run, from_step=from_step, by=by)
+
+
+def _requeue_run(
+    dialect: Dialect,
+    run: int,
+    *,
+    from_step: str | int | None = None,
+    at: datetime | None = None,
+    by: str,
 ) -> Statements:
-    """Have a run that has ended do steps again: of a graph `from_step` on, of a function the
-    `calls`."""
+    # What it has recorded is read under the lock: it may have been retried, and have failed again.
+    yield from dialect.run("lock_jobs", [run])
     job = (yield from JobStatements(dialect).brief([run]))[run]
-    is_graph = yield from GraphStatements(dialect).repeat(run, from_step=from_step)
-    yield from _requeue_alone(dialect, run, job, None, by=by)
-    if not is_graph:
-        yield from FlowStatements(dialect).forget(run, calls)
-
-
-def _retry(
-    dialect: Dialect, run: int, job: BriefJob, at: datetime | None, *, by: str
-) -> Statements:
-    calls = yield from _repeat(dialect, run)
+    again = yield from _plan_repeat(dialect, run, from_step)
     yield from _requeue_alone(dialect, run, job, at, by=by)
-    yield from FlowStatements(dialect).forget(run, calls)
+    yield from _repeat(dialect, run, again)
+
+
+def _plan_repeat(dialect: Dialect, run: int, from_step: str | int | None = None) -> Statements:
+    """Return what a run that has ended does again: a `Repeat` of a graph, or the calls of a
+    function. Raises `InvalidInput` if what it did was undone. Writes nothing: a run whose key
+    another one holds is not requeued, and keeps what it has recorded."""
+    repeat: Repeat | None = yield from GraphStatements(dialect).plan_repeat(
+        run, from_step=from_step
+    )
+    if repeat is not None:
+        return repeat
+    calls: Sequence[int]
+    if from_step is None:
+        calls = yield from FlowStatements(dialect).calls_to_repeat(run)
+    else:
+        calls = yield from _calls_since(dialect, run, from_step)
+    yield from _check_jobs(dialect, run, calls)
+    return calls
+
+
+def _check_jobs(dialect: Dialect, run: int, calls: Sequence[int]) -> Statements:
+    """Raise `InvalidInput` if the job of one of these calls has not ended. The call would take its
+    result, though the arguments may be others this time."""
+    jobs: list[int] = yield from FlowStatements(dialect).jobs_of([run])
+    found = yield from JobStatements(dialect).brief(jobs)
+    for job_id, job in found.items():
+        step = read_step_key(job.key)
+        if step is not None and step[1] in calls and not job.state.finished:
+            raise InvalidInput(
+                f"Run {run} cannot be retried yet: job {job_id} of its step {job.task!r}, which is "
+                "to run again, has not ended."
+            )
+
+
+def _repeat(dialect: Dialect, run: int, again: Repeat | Sequence[int]) -> Statements:
+    """Have a run that was requeued do this again."""
+    if isinstance(again, Repeat):
+        yield from GraphStatements(dialect).repeat(again)
+    else:
+        yield from FlowStatements(dialect).forget(run, again)
+
+
+def _calls_since(dialect: Dialect, run: int, from_step: str | int) -> Statements:
+    """The calls of a function's run that were made since this step began, and compensations."""
+    steps: list[StepInfo] = yield from FlowStatements(dialect).steps(run)
+    found = [step for step in steps if step.seq > 0 and from_step in (step.name, step.seq)]
+    if not found:
+        known = ", ".join(f"{step.seq} {step.name}" for step in steps if step.seq > 0)
+        raise InvalidInput(
+            f"Run {run} has no step {from_step!r}. It has recorded: {known or 'none'}."
+        )
+    infos: list[FlowInfo] = yield from FindRuns(dialect).infos([run])
+    if any(info.state is FlowState.COMPENSATING for info in infos):
+        raise InvalidInput(
+            f"The compensations of run {run} are running. Wait until they are done: "
+            "run.result() does."
+        )
+    first = found[0]
+    return [
+        step.seq
+        for step in steps
+        if step.seq < 0 or step.seq == first.seq or _began_later(step, first)
+    ]
+
+
+def _began_later(step: StepInfo, first: StepInfo) -> bool:
+    """Whether a call was made after another one. The numbers of those that began at the same time
+    say it, unless just one of them is in a branch."""
+    if step.started_at is None or first.started_at is None:
+        return False
+    if step.started_at == first.started_at and (
+        (step.seq > BRANCH_CALLS) == (first.seq > BRANCH_CALLS)
+    ):
+        return step.seq > first.seq
+    return step.started_at >= first.started_at
 
 
 def _requeue_alone(
@@ -95,26 +172,18 @@ def requeue_jobs(
     yield from dialect.run("lock_jobs", list(ids))
     found = yield from jobs.brief(ids)
     able: list[int] = []
-    calls: dict[int, Sequence[int]] = {}
+    repeats: dict[int, Repeat | Sequence[int]] = {}
     for job_id, job in found.items():
         if job.state not in REQUEUABLE or read_step_key(job.key) is not None:
             continue
         if job.is_run:
             try:
-                calls[job_id] = yield from _repeat(dialect, job_id)
+                repeats[job_id] = yield from _plan_repeat(dialect, job_id)
             except (InvalidInput, IllegalTransition):
                 continue
         able.append(job_id)
     requeued: Requeued = yield from jobs.requeue(able, run_at=run_at, by=by, reason=reason)
     for run in requeued.jobs:
-        if run in calls:
-            yield from FlowStatements(dialect).forget(run, calls[run])
+        if run in repeats:
+            yield from _repeat(dialect, run, repeats[run])
     return requeued
-
-
-def _repeat(dialect: Dialect, run: int) -> Statements:
-    """Have a run that has ended do again what failed, and return the calls that are to be forgotten
-    once it is requeued. Raises `InvalidInput` if what it did was undone."""
-    if (yield from GraphStatements(dialect).repeat(run, from_step=None)):
-        return []
-    return (yield from FlowStatements(dialect).calls_to_repeat(run))

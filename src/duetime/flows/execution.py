@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from duetime.errors import (
 from duetime.flows.calls import result_of
 from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
-from duetime.flows.replay import Policy, Replay, Suspended
+from duetime.flows.replay import Policy, Replay, Suspended, errors_in, find_decisive
 from duetime.flows.steps import undo
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ class FlowDefinition(NamedTuple):
     timeout: timedelta | None
 
     async def call(self, replay: Replay, args: dict[str, Any]) -> Any:
-        return await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
+        try:
+            return await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
+        except BaseExceptionGroup as group:
+            error = find_decisive([group]) or group
+        raise error
 
 
 def flow_handler(app: Duetime, definition: FlowDefinition) -> Callable[..., Any]:
@@ -60,13 +65,20 @@ async def advance_run(
     recorder: Recorder, definition: FlowDefinition, ctx: Context, args: dict[str, Any]
 ) -> Any:
     """Go on with a run until it ends or waits."""
-    since = ctx.job.unrecorded_since
-    loaded = None if since is None else LoadedRun({}, [], since)
+    is_new = ctx.job.is_unrecorded
+    loaded = LoadedRun({}, []) if is_new else None
+    deadline = None
+    if definition.timeout is not None:
+        # It counts from the first start, or from the first after a retry.
+        is_first = is_new and ctx.job.attempt == 1
+        began_at = None if is_first else await recorder.began_at(ctx.id)
+        this_start = ctx.job.claimed_at + timedelta(microseconds=ctx.started_us)
+        deadline = (began_at or this_start) + definition.timeout
     while True:
         loaded = loaded or await recorder.load(ctx.id)
         replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
-            has_ended, value = await _activate(definition, replay, args, loaded.created_at)
+            has_ended, value = await _activate(definition, replay, args, deadline)
         except asyncio.CancelledError as error:
             if is_cancelled(error) and ctx.cancel_requested:
                 await replay.register_compensations()
@@ -81,13 +93,13 @@ async def advance_run(
 
 
 async def _activate(
-    definition: FlowDefinition, replay: Replay, args: dict[str, Any], created_at: datetime
+    definition: FlowDefinition, replay: Replay, args: dict[str, Any], deadline: datetime | None
 ) -> tuple[bool, Any]:
     """Call the function once. Returns whether it returned, and what; else the run is suspended, or
     what it waits for is there already."""
     ctx, recorder = replay.ctx, replay.recorder
     try:
-        value = await _call_in_time(definition, replay, ctx, args, created_at)
+        value = await _call_in_time(definition, replay, args, deadline)
         if ctx.cancel_requested:
             # A cancellation that came while the last call was recorded is raised now.
             await asyncio.sleep(0)
@@ -96,9 +108,6 @@ async def _activate(
         return True, value
     except Suspended:
         pass
-    except BaseExceptionGroup as group:
-        if group.split(Suspended)[1] is not None:
-            raise
     except (ClaimLost, TransientError):
         raise
     except FlowChanged as error:
@@ -108,7 +117,9 @@ async def _activate(
     except BaseException as error:
         if is_cancelled(error):
             raise
-        is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
+        is_final = any(
+            isinstance(one, StepFailed | SignalTimeout | FlowTimeout) for one in errors_in(error)
+        )
         failure = error if is_final else replay.retry_later(error)
         if failure is not None:
             await recorder.record(ctx, replay.fail(failure))
@@ -125,7 +136,7 @@ async def _activate(
             started=ctx.started_us,
             finished=ctx.elapsed_us,
             waits=replay.waits,
-            deadline=_microseconds(definition.timeout),
+            deadline=deadline,
         ),
     )
     answer = await recorder.suspend(pause)
@@ -136,24 +147,30 @@ async def _activate(
 
 
 async def _call_in_time(
-    definition: FlowDefinition,
-    replay: Replay,
-    ctx: Context,
-    args: dict[str, Any],
-    created_at: datetime,
+    definition: FlowDefinition, replay: Replay, args: dict[str, Any], deadline: datetime | None
 ) -> Any:
     """Call the function; raise `FlowTimeout` if the run has taken too long, or does meanwhile."""
-    timeout = definition.timeout
-    if timeout is None:
+    ctx, timeout = replay.ctx, definition.timeout
+    if timeout is None or deadline is None:
         return await definition.call(replay, args)
     now = ctx.job.claimed_at + timedelta(microseconds=ctx.elapsed_us)
-    left = (created_at + timeout - now).total_seconds()
+    left = (deadline - now).total_seconds()
     late = FlowTimeout(ctx.id, timeout.total_seconds())
     if left <= 0:
+        # Its last compensation may not be stored. The function registers it again; if that hangs,
+        # it has the time of a whole run.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout.total_seconds()):
+                await _only_replay(definition, replay, args)
         raise late
     try:
         async with asyncio.timeout(left) as limit:
-            return await definition.call(replay, args)
+            replay.limit = limit
+            value = await definition.call(replay, args)
+            if limit.expired():
+                # A cancellation that came while the last call was recorded is raised now.
+                await asyncio.sleep(0)
+            return value
     except TimeoutError:
         if not limit.expired():
             raise
@@ -168,16 +185,11 @@ async def undo_run(
     run_id: int,
 ) -> Snooze | None:
     """Replay a run that has failed, and run its compensations, the last first."""
+    if not await recorder.has_ended(run_id):
+        return None  # It was rerun meanwhile: what it did is not to be undone any more.
     loaded = await recorder.load(run_id)
     replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy, run_id=run_id)
-    try:
-        await definition.call(replay, args)
-    except FlowChanged:
-        raise
-    except BaseException as error:
-        # Whatever it raises, it raised before.
-        if is_cancelled(error):
-            raise
+    await _only_replay(definition, replay, args)
     known = {compensation.seq for compensation in replay.compensations}
     for record in loaded.steps.values():
         if record.seq < 0 and record.seq not in known:
@@ -191,5 +203,15 @@ async def undo_run(
     return None
 
 
-def _microseconds(span: timedelta | None) -> int | None:
-    return None if span is None else span // timedelta(microseconds=1)
+async def _only_replay(definition: FlowDefinition, replay: Replay, args: dict[str, Any]) -> None:
+    """Call the function for the compensations that it registers, up to the first call that is not
+    recorded."""
+    replay.only_replays = True
+    try:
+        await definition.call(replay, args)
+    except FlowChanged:
+        raise
+    except BaseException as error:
+        # Whatever it raises, it raised before.
+        if is_cancelled(error):
+            raise

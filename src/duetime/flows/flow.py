@@ -206,7 +206,7 @@ class Flow:
             recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
             raise FlowChanged(self._replay.run_id, seq=seq, recorded=recorded, called=now)
         self._replay.compensations.append(Compensation(seq, called, args, kwargs))
-        if record is None and not self._replay.only_replays:
+        if record is None:
             self._replay.record_later(
                 self._replay.new_record(seq, "compensation", name, REGISTERED)
             )
@@ -316,6 +316,8 @@ class Flow:
         elif (record.kind, record.name) != ("version", name):
             return False
         seq, record = self._replay.call("version", name)
+        if self._replay.only_replays:
+            await self._replay.replay_only(record)
         if record is None:
             await self._replay.record(self._replay.new_record(seq, "version", name, COMPLETED))
         return True

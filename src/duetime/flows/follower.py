@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from duetime.domain.checks import STEP_KEYS
+from duetime.domain.flows.flow import RUN_ENDED
 from duetime.domain.jobs.job import AttemptOutcome, FinishedJob
 from duetime.domain.reasons import Reason
 from duetime.engine.followers import Follower, Upkeep, WorkerView
@@ -92,7 +93,7 @@ class FlowFollower(Follower):
         steps = await self._store.transact(self._statements.job_steps(after_job), reads=True)
         if ended := [job for job, has_ended, _ in steps if has_ended]:
             await self._store.transact(self._statements.jobs_finished(ended))
-        if orphans := [job for job, has_ended, run_ended in steps if run_ended and not has_ended]:
+        if orphans := [job for job, has_ended, stops in steps if stops and not has_ended]:
             await _cancel(self._store, orphans)
         runs = await self._store.transact(self._statements.compensations(after_run), reads=True)
         if runs:
@@ -106,7 +107,7 @@ async def clean_up(store: Store, runs: Sequence[int]) -> None:
     """Runs have ended without success: cancel the jobs that they wait for, and have their
     compensations run, after those of runs that they wait for and that end with this."""
     statements = FlowStatements(store.dialect)
-    if jobs := await store.transact(statements.jobs_of(runs), reads=True):
+    if jobs := await store.transact(_jobs_of_ended(store, runs), snapshot=True):
         await _cancel(store, jobs)
         found = await store.transact(JobStatements(store.dialect).brief(jobs), reads=True)
         # Those that a worker runs are cleaned up when it has stopped them.
@@ -116,6 +117,16 @@ async def clean_up(store: Store, runs: Sequence[int]) -> None:
     await store.transact(statements.undo(store, runs))
 
 
+def _jobs_of_ended(store: Store, runs: Sequence[int]) -> Statements:
+    """The jobs that these runs wait for, but of runs that were retried since."""
+    jobs = yield from FlowStatements(store.dialect).jobs_of(runs)
+    if not jobs:
+        return jobs
+    found = yield from JobStatements(store.dialect).brief(runs)
+    ended = [run for run in runs if run not in found or found[run].state.finished]
+    return (yield from FlowStatements(store.dialect).jobs_of(ended))
+
+
 async def _cancel(store: Store, jobs: Sequence[int]) -> None:
     statements = JobStatements(store.dialect)
-    await store.transact(statements.cancel_many(jobs, reason=Reason("run_ended")))
+    await store.transact(statements.cancel_many(jobs, reason=Reason(RUN_ENDED)))

@@ -32,7 +32,7 @@ from duetime.domain.jobs.job import ClaimedJob, NewJob
 from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Outcome
 from duetime.engine.batching import Batcher, process_alone_if_refused
 from duetime.engine.context import Claimant, Context
-from duetime.engine.executor import write_json
+from duetime.engine.executor import is_cancelled, write_json
 from duetime.errors import InvalidInput, TransactionConflict, TransientError
 from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
 from duetime.flows.recorder import FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS, record_until_accepted
@@ -172,13 +172,21 @@ class GraphSteps:
     async def _record(self, ended: EndedStep) -> None:
         """Record how a step ended, with the completion of its job."""
         ctx = ended.ctx
-        await record_until_accepted(
+        record = partial(
+            record_until_accepted,
             ctx,
             lambda: self._submit(ended),
             run_id=ended.run.id,
             step=ctx.job.task.rpartition(".")[2],
         )
-        ctx.committed = True
+        try:
+            await record()
+        except asyncio.CancelledError as error:
+            if not (is_cancelled(error) and ctx.cancel_requested):
+                raise
+            # The step has happened: it has to be recorded, so that it is undone.
+            if not ctx.committed:
+                await record()
 
     async def _submit(self, ended: EndedStep) -> bool | Exception:
         wait = FIRST_BUSY_SECONDS
@@ -193,11 +201,17 @@ class GraphSteps:
     async def _write(self, ended: Sequence[EndedStep], *, waits: bool = False) -> list[_Answer]:
         store = await self._app.store()
         statements = GraphStatements(store.dialect)
+        answers: list[_Answer]
         if store.runs_graphs and not waits and all(map(_is_counted_only, ended)):
-            return await self._end_at_once(store, statements, ended)
-        answers: list[_Answer] = await store.transact(
-            _finish_and_release(statements, store, ended, waits=waits)
-        )
+            answers = await self._end_at_once(store, statements, ended)
+        else:
+            answers = await store.transact(
+                _finish_and_release(statements, store, ended, waits=waits)
+            )
+        for one, answer in zip(ended, answers, strict=True):
+            if answer is True:
+                # Not where it was submitted: that may be cancelled before the answer is there.
+                one.ctx.committed = True
         return answers
 
     async def _end_at_once(

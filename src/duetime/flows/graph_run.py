@@ -84,8 +84,8 @@ async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
     """Go on with a run until it ends or waits; or undo one whose job has ended otherwise."""
     store = await app.store()
     if store.runs_graphs and read_undo_key(ctx.job.key) is None:
-        if (created_at := ctx.job.unrecorded_since) is not None:
-            if await _begin_at_once(app, store, code, ctx, created_at):
+        if ctx.job.is_unrecorded:
+            if await _begin_at_once(app, store, code, ctx):
                 return None
         elif (ended := await _end_at_once(store, code, ctx)) is not None:
             return ended
@@ -116,9 +116,7 @@ async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
                 pass  # Something has happened meanwhile.
 
 
-async def _begin_at_once(
-    app: Duetime, store: Store, code: GraphCode, ctx: Context, created_at: datetime
-) -> bool:
+async def _begin_at_once(app: Duetime, store: Store, code: GraphCode, ctx: Context) -> bool:
     """Begin a run in one statement, with which this worker also claims its first steps. False: it
     is not as simple as that."""
     shape = code.declaration.shape
@@ -126,20 +124,19 @@ async def _begin_at_once(
     if ctx.job.args is None or not ready or any(node.kind is not GraphKind.STEP for node in ready):
         return False
     places = {node.name: place for place, node in enumerate(ready, 1)}
-    run = GraphRun.started(ctx.id, shape, ctx.job.args, created_at)
+    run = GraphRun.started(ctx.id, shape, ctx.job.args)
     jobs = [step_job(shape, ctx.id, node, read_trace(ctx.job.trace)) for node in ready]
     rows = [
         {**row, "state": StepState.RUNNING, "job": places[name]} if name in places else row
         for row in new_rows(ctx.id, shape)
         for name in [row["name"] if row["seq"] < shape.end else None]
     ]
-    timeout = None if shape.timeout is None else timedelta(seconds=shape.timeout)
     async with ctx.hand_over(1) as claimant:
         known = () if claimant is None else claimant.tasks
         document = {
             "run": ctx.id, "token": ctx.token, "started": ctx.started_us,
             "finished": ctx.elapsed_us,
-            "deadline": None if timeout is None else timeout // timedelta(microseconds=1),
+            "deadline": _deadline(shape, ctx, None),
             "shape": msgspec.json.encode(shape).decode(), "rows": rows, "jobs": jobs,
             "here": [place for place, job in enumerate(jobs, 1) if job.task in known],
         }  # fmt: skip
@@ -178,6 +175,14 @@ async def _end_at_once(store: Store, code: GraphCode, ctx: Context) -> Any:
     }
 
 
+def _deadline(shape: Shape, ctx: Context, began_at: datetime | None) -> datetime | None:
+    """When a run times out: its limit counts from its first start, or the first after a retry."""
+    if shape.timeout is None:
+        return None
+    this_start = ctx.job.claimed_at + timedelta(microseconds=ctx.started_us)
+    return (began_at or this_start) + timedelta(seconds=shape.timeout)
+
+
 def _is_large(code: GraphCode) -> bool:
     """Whether an activation may keep the event loop busy: then it computes on a thread."""
     nodes = code.declaration.shape.nodes
@@ -210,6 +215,8 @@ class RunStep:
         self._shape: Shape
         self._rows: dict[int, GraphRow]
         self._now: datetime
+        self._deadline: datetime | None = None
+        """When the run times out."""
         self._states: dict[str, StepState] = {}
         self._changes: dict[int, dict[str, Any]] = {}
         self._jobs: list[tuple[int, int, NewJob]] = []
@@ -254,6 +261,9 @@ class RunStep:
         self._run, self._shape = run, run.shape
         self._rows = yield from statements.rows(self._id, self._shape)
         self._now = yield from statements.now()
+        if self._shape.timeout is not None and not self._undoes:
+            [began_at] = yield from statements.began([self._id])
+            self._deadline = _deadline(self._shape, self._ctx, began_at)
         self._states = {
             node.name: self._rows[self._shape.seq(node.name)].state for node in self._shape.nodes
         }
@@ -288,8 +298,7 @@ class RunStep:
 
     def _go_on(self) -> Statements:
         """Start what is ready. Return how the run has ended, or why it stops, or None."""
-        timeout = self._shape.timeout
-        if timeout is not None and self._now >= self._run.created_at + timedelta(seconds=timeout):
+        if self._deadline is not None and self._now >= self._deadline:
             return (yield from self._stop(FAILURE, self._shape.graph, _TIMED_OUT, None))
         yield from self._end_maps()
         yield from self._end_waits()
@@ -673,8 +682,10 @@ class RunStep:
         states = {row.name: row.state for seq, row in self._rows.items() if seq < 0}
         if StepState.RUNNING in states.values():
             return False
+        # Skipped: the steps had ended, and it was cancelled before its job had.
+        undone = {StepState.COMPLETED, StepState.FAILED}
         for node in reversed(nodes):
-            if states.get(str(node.undo), StepState.REGISTERED) is StepState.REGISTERED:
+            if states.get(str(node.undo)) not in undone:
                 task, seq = f"{self._shape.graph}.{node.undo}", -self._shape.seq(node.name)
                 job = new_job(task, self._id, seq, node.undo_job, trace=self._trace)
                 yield from start_jobs(self._statements, self._store, [(self._id, seq, job)])
@@ -684,18 +695,12 @@ class RunStep:
     # Waiting
 
     def _suspend(self) -> Statements:
-        began = self._run.created_at
-        deadline = (
-            None
-            if self._shape.timeout is None or 0 in self._rows
-            else timedelta(seconds=self._shape.timeout)
-        )
+        deadline = None if 0 in self._rows else self._deadline
         if self._undoes:
             # Nobody wakes this job.
-            [own] = (yield from self._statements.runs([self._ctx.id])).values()
-            began, self._again = own.created_at, _LOOK_OFTEN
+            self._again = _LOOK_OFTEN
         if self._again is not None:
-            again = self._now + self._again - began
+            again = self._now + self._again
             deadline = again if deadline is None else min(again, deadline)
         answer = yield from self._statements.suspend_one(
             Suspension(
@@ -704,7 +709,7 @@ class RunStep:
                 started=self._ctx.started_us,
                 finished=self._ctx.elapsed_us,
                 waits=[],
-                deadline=None if deadline is None else deadline // timedelta(microseconds=1),
+                deadline=deadline,
             ),
             is_locked=not self._undoes,
         )

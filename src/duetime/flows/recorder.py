@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
@@ -46,6 +47,9 @@ class Recorder:
         self._running = 0
         """The runs that this process goes on with now."""
         self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many, max_size=_MAX_BATCH_SIZE)
+        self._begins: Batcher[int, datetime | None] = Batcher(
+            self._read_begins, max_size=_MAX_BATCH_SIZE
+        )
         self._records: Batcher[list[NewRecord], bool | Exception] = Batcher(
             lambda groups: process_alone_if_refused(self._write, groups),
             max_size=_MAX_BATCH_SIZE,
@@ -57,6 +61,18 @@ class Recorder:
 
     async def load(self, run: int) -> LoadedRun:
         return await self._loads.submit(run)
+
+    async def began_at(self, run: int) -> datetime | None:
+        """When a run first ran, since it was last retried. None: it has not before."""
+        return await self._begins.submit(run)
+
+    async def has_ended(self, run: int) -> bool:
+        """Whether a run has ended, or is gone."""
+        store = await self._app.store()
+        ended: bool = await store.transact(
+            FlowStatements(store.dialect).has_ended(run), reads=True, single=True
+        )
+        return ended
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -129,6 +145,13 @@ class Recorder:
             FlowStatements(store.dialect).load(runs), reads=True, single=True
         )
         return loaded
+
+    async def _read_begins(self, runs: list[int]) -> Sequence[datetime | None]:
+        store = await self._app.store()
+        began: list[datetime | None] = await store.transact(
+            FlowStatements(store.dialect).began(runs), reads=True, single=True
+        )
+        return began
 
     async def _write(self, groups: Sequence[list[NewRecord]]) -> list[bool]:
         store = await self._app.store()

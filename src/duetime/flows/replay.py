@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import msgspec
 
 from duetime.domain.flows.flow import (
     BRANCH_CALLS,
+    RUN_ENDED,
     LoadedRun,
     NewRecord,
     StepKind,
@@ -30,7 +31,7 @@ from duetime.engine.executor import (
     is_cancelled,
     is_retryable,
 )
-from duetime.errors import ClaimLost, FlowChanged, StepFailed
+from duetime.errors import ClaimLost, FlowChanged, StepFailed, TransientError
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
 
@@ -134,8 +135,8 @@ class Replay:
     ) -> None:
         self.ctx = ctx
         self.run_id = ctx.id if run_id is None else run_id
-        self.only_replays = run_id is not None
-        """The run has ended: it only replays, for its compensations."""
+        self.only_replays = False
+        """The run ends or has ended: the function is called for its compensations alone."""
         self.compensations: list[Compensation] = []
         self.recorder = recorder
         self.records = loaded.steps
@@ -156,6 +157,8 @@ class Replay:
         self._blocked: list[asyncio.Future[None]] = []
         self._cancelled_next: set[asyncio.Task[Any]] = set()
         """Branches in which a cancellation is raised when they wait next."""
+        self.limit: asyncio.Timeout | None = None
+        """What cancels the function when its time is up."""
         self.suspending = False
         self._failed_calls: dict[int, Progress] = {}
         """The calls that raised `StepFailed`, and how far the function had got on then."""
@@ -163,6 +166,8 @@ class Replay:
         """The calls that wait, of which none can go on."""
         self.unrecorded: dict[int, NewRecord] = {}
         """What is to be written with the next record, by its number."""
+        self._sent: set[int] = set()
+        """The numbers of the records that may have been written since the run was loaded."""
         failed = self.records.get(0)
         self._failures = 0 if failed is None else failed.attempt
         if failed is not None and failed.state == RETRYING:
@@ -189,9 +194,24 @@ class Replay:
                 recorded=f"{record.kind} {record.name!r}",
                 called=f"{kind} {name!r}",
             )
-        if self.only_replays and not is_over(record):
-            raise Replayed
+        if record is not None and _is_stopped(record):
+            record = None
         return seq, record
+
+    async def replay_only(self, *records: StepRecord | None) -> None:
+        """Replay calls with these records for the compensations alone: raise `Replayed` if one of
+        them was not recorded.
+
+        A call that raises waits for the other branches, as long as they get on: a task group would
+        cancel them before they have registered their compensations.
+        """
+        if not all(record is not None and _returns(record) for record in records):
+            turns, moves = _TURNS, self.moves
+            while turns:
+                await asyncio.sleep(0)
+                turns, moves = (turns - 1, moves) if moves == self.moves else (_TURNS, self.moves)
+        if not all(map(is_over, records)):
+            raise Replayed
 
     def branch(self) -> Branch:
         """The branch that makes a call. A task that was made by other means than `gather` becomes
@@ -267,12 +287,15 @@ class Replay:
     def finish(self) -> list[NewRecord]:
         """The function returned: what is left to write. Nothing has to be undone any more."""
         self._check_finished()
+        # Also those that the function does not register any more, since its code has changed.
+        stored = {seq: record.name for seq, record in self.records.items() if seq < 0}
         for compensation in self.compensations:
-            if compensation.seq in self.records:
-                name = compensation.called.name
-                self.record_later(self.new_record(compensation.seq, "compensation", name, SKIPPED))
+            if compensation.seq in self._sent:
+                stored[compensation.seq] = compensation.called.name
             else:
                 self.unrecorded.pop(compensation.seq, None)
+        for seq, name in stored.items():
+            self.record_later(self.new_record(seq, "compensation", name, SKIPPED))
         return self.take_unrecorded()
 
     def _check_finished(self) -> None:
@@ -308,16 +331,16 @@ class Replay:
 
         After any other error that it handled, the function has made another call.
         """
-        last = _failed_call(error)
-        until: Progress = {} if last is None else self._failed_calls.get(last, {})
         repeated: set[int] = set()
-        for seq, progress in self._failed_calls.items():
-            if seq == last or all(
-                reached == until.get(branch, (branch.calls, len(branch.gathered)))
-                for branch, reached in progress.items()
-            ):
-                repeated.add(seq)
-                repeated |= self._calls_since(progress)
+        for last in _failed_calls(error) or {None}:
+            until: Progress = {} if last is None else self._failed_calls.get(last, {})
+            for seq, progress in self._failed_calls.items():
+                if seq == last or all(
+                    reached == until.get(branch, (branch.calls, len(branch.gathered)))
+                    for branch, reached in progress.items()
+                ):
+                    repeated.add(seq)
+                    repeated |= self._calls_since(progress)
         return repeated
 
     def _calls_since(self, progress: Progress) -> set[int]:
@@ -401,21 +424,39 @@ class Replay:
     async def record(self, record: NewRecord) -> None:
         """Write a record, and what waits to be written; it is committed when this returns."""
         self.record_later(record)
+        try:
+            await self.write(is_alone=self._active == 1 and not self._blocked)
+        except asyncio.CancelledError as error:
+            if not self.is_stopped_by(error):
+                raise
+            # The call has happened, and is recorded or not.
+            await self.write()
+            self.cancel_next()
+
+    async def write(self, *, is_alone: bool = False) -> None:
+        """Write what waits to be written. If this is cancelled, it may be written or not, so it is
+        written again with the next record."""
         records = self.take_unrecorded()
-        is_alone = self._active == 1 and not self._blocked
         try:
             await self.recorder.record(self.ctx, records, is_alone=is_alone)
-        except asyncio.CancelledError as error:
-            if not (is_cancelled(error) and self.ctx.cancel_requested):
-                raise
-            # The call has happened, and is recorded or not. The function has to learn of it, to
-            # register what undoes it: it is cancelled where it waits next.
-            await self.recorder.record(self.ctx, records)
-            task = asyncio.current_task()
-            assert task is not None
-            self._cancelled_next.add(task)
-            task.uncancel()
-            task.cancel()
+        except asyncio.CancelledError:
+            self.unrecorded = {record.seq: record for record in records} | self.unrecorded
+            raise
+
+    def is_stopped_by(self, error: BaseException) -> bool:
+        """Whether the function is cancelled because the run is, or because its time is up."""
+        if not isinstance(error, asyncio.CancelledError) or not is_cancelled(error):
+            return False
+        return self.ctx.cancel_requested or (self.limit is not None and self.limit.expired())
+
+    def cancel_next(self) -> None:
+        """The function was cancelled during a call that has happened. It has to learn of the call,
+        to register what undoes it: it is cancelled where it waits next."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancelled_next.add(task)
+        task.uncancel()
+        task.cancel()
 
     async def register_compensations(self) -> None:
         """The run was cancelled: record everything that undoes it. What was to be written later is
@@ -431,7 +472,7 @@ class Replay:
         """Before a function is called: whatever ends the run from now on, what has to be undone is
         recorded."""
         if any(seq < 0 for seq in self.unrecorded):
-            await self.recorder.record(self.ctx, self.take_unrecorded())
+            await self.write()
 
     async def record_active(self, record: NewRecord) -> None:
         self.start()
@@ -446,6 +487,7 @@ class Replay:
 
     def take_unrecorded(self) -> list[NewRecord]:
         records, self.unrecorded = [*self.unrecorded.values()], {}
+        self._sent.update(record.seq for record in records)
         return records
 
     def retry_after(self, given: Policy, attempt: int, error: BaseException) -> timedelta | None:
@@ -484,10 +526,9 @@ class Replay:
             raise Suspended
         if self._active and self.unrecorded:
             # Other branches still run: the wait begins now, not when they are done.
-            records = self.take_unrecorded()
             self.start()
             try:
-                await self.recorder.record(self.ctx, records)
+                await self.write()
             finally:
                 self.stop()
         self.waits.append(seq)
@@ -512,16 +553,53 @@ class Replay:
                 future.set_exception(Suspended())
 
 
-def _failed_call(error: BaseException | None) -> int | None:
-    """The call whose `StepFailed` this error is, or was caused by."""
-    seen: set[int] = set()
+def _failed_calls(error: BaseException | None, seen: set[int] | None = None) -> set[int | None]:
+    """The calls whose `StepFailed` this error is, or was caused by; of a group, each of its
+    errors."""
+    # An error that is raised from its own group contains itself.
+    seen = set() if seen is None else seen
     while error is not None and id(error) not in seen:
         if isinstance(error, StepFailed):
-            return error.seq
+            return {error.seq}
         seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup) and (
+            found := {seq for one in error.exceptions for seq in _failed_calls(one, seen)}
+        ):
+            return found
         context = None if error.__suppress_context__ else error.__context__
         error = error.__cause__ or context
+    return set()
+
+
+def errors_in(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group, as a task group raises it, and of the groups in it; else the error."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from errors_in(one)
+    else:
+        yield error
+
+
+def find_decisive(errors: Sequence[BaseException]) -> BaseException | None:
+    """Of errors that branches raised side by side, return the one that says how the run goes on,
+    whatever the others are. A branch that waits comes before one that failed: the other may go on
+    meanwhile."""
+    for kind in (ClaimLost, TransientError, FlowChanged, Suspended):
+        for group in errors:
+            for error in errors_in(group):
+                if isinstance(error, kind):
+                    return error
     return None
+
+
+def _is_stopped(record: StepRecord) -> bool:
+    """Whether the job of a call was cancelled because the run had ended. The run never received
+    that, and if it is retried, the job has to start again."""
+    return record.state == FAILED and record.error_code == RUN_ENDED and record.job_id is not None
+
+
+def _returns(record: StepRecord) -> bool:
+    return record.state == COMPLETED and record.error_code is None
 
 
 def is_over(record: StepRecord | None) -> bool:

@@ -33,6 +33,7 @@ from duetime.flows.replay import (
     Replay,
     Replayed,
     Suspended,
+    find_decisive,
     is_over,
 )
 from duetime.telemetry.events import log_event
@@ -59,6 +60,8 @@ async def call_step(
     kwargs: Mapping[str, Any],
 ) -> Any:
     attempt = 0
+    if replay.only_replays:
+        await replay.replay_only(record)
     if record is not None:
         if record.state == COMPLETED:
             return _decode(called.decoder, record.output)
@@ -114,6 +117,8 @@ async def call_in_transaction(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """As `call_step`, but nothing that failed has happened, and it is not retried in place."""
+    if replay.only_replays:
+        await replay.replay_only(record)
     if record is not None and record.state == COMPLETED:
         return _decode(called.decoder, record.output)
     if record is not None and record.state == FAILED:
@@ -137,6 +142,12 @@ async def call_in_transaction(
     except _PASSED_ON:
         raise
     except BaseException as error:
+        if replay.is_stopped_by(error):
+            # It may have been committed all the same.
+            written = (await replay.recorder.load(replay.run_id)).steps.get(seq)
+            if written is not None and written.state == COMPLETED:
+                replay.cancel_next()
+                return _decode(called.decoder, written.output)
         if is_cancelled(error):
             raise
         wait, failure = _plan_retry(replay, called, attempt, error)
@@ -160,6 +171,8 @@ async def run_jobs(
     one: bool,
 ) -> Any:
     """Have jobs do steps, and wait for them."""
+    if replay.only_replays:
+        await replay.replay_only(*(record for _, record, _ in calls))
     batch = None if one or not calls else calls[0][0]
     if fresh := [(seq, job) for seq, record, job in calls if record is None]:
         replay.start()
@@ -173,7 +186,7 @@ async def run_jobs(
                 key = step_key(replay.run_id, seq)
                 starts.append((waiting, replace(job, key=key, trace=trace)))
             if replay.unrecorded:
-                await replay.recorder.record(replay.ctx, replay.take_unrecorded())
+                await replay.write()
             await replay.recorder.start_jobs(replay.ctx, starts)
         finally:
             replay.stop()
@@ -216,6 +229,8 @@ async def call_for_each(
 
 
 async def sleep(replay: Replay, seq: int, record: StepRecord | None, wait: timedelta) -> None:
+    if replay.only_replays:
+        await replay.replay_only(record)
     if record is not None and (record.state == COMPLETED or record.is_due):
         if record.state != COMPLETED:
             replay.record_later(replay.new_record(seq, "sleep", "sleep", COMPLETED))
@@ -234,6 +249,8 @@ async def wait_for_signal(
     default: Any,
     correlation: str | None,
 ) -> Any:
+    if replay.only_replays:
+        await replay.replay_only(record)
     if record is None or record.state == WAITING:
         signal = next((signal for signal in replay.signals if signal.name == name), None)
         if signal is not None:
@@ -260,6 +277,8 @@ async def wait_for_signal(
 
 async def record_value(replay: Replay, kind: StepKind, make: Callable[[], T], type_: type[T]) -> T:
     seq, record = replay.call(kind, kind)
+    if replay.only_replays:
+        await replay.replay_only(record)
     if record is not None:
         return msgspec.json.decode(record.output or "null", type=type_)
     output = msgspec.json.encode(make()).decode()
@@ -332,12 +351,8 @@ async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
     results = await asyncio.gather(*map(_catch_exit, calls), return_exceptions=True)
     results = [result.error if isinstance(result, _Exit) else result for result in results]
     errors = [result for result in results if isinstance(result, BaseException)]
-    for error in errors:
-        # A branch that waits comes before one that failed: the other may go on meanwhile.
-        if isinstance(error, Suspended):
-            raise error
     if errors:
-        raise errors[0]
+        raise find_decisive(errors) or errors[0]
     return tuple(results)
 
 

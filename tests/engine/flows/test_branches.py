@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duetime import Duetime, Flow, FlowRun, JobFailed
+from duetime import Discard, Duetime, Flow, FlowRun, JobFailed
 from tests.waiting import until
 
 Gather = Callable[..., Awaitable[Any]]
@@ -89,6 +89,63 @@ async def test_a_branch_goes_on_while_another_one_waits(app: Duetime) -> None:
             await until(lambda: _is_asleep(run))
             await run.signal(name, data)
         assert await run.result() == [[1, 2], [1, 2, 3]]
+
+
+async def test_a_task_group_that_waits_goes_on_though_another_branch_has_failed(
+    app: Duetime,
+) -> None:
+    async def fail() -> None:
+        raise Discard("no seats")
+
+    @app.flow(name="grouped")
+    async def grouped(flow: Flow) -> None:
+        async def wait() -> None:
+            await flow.wait_for("go")
+
+        async def wait_in_group() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(wait())
+
+        await flow.gather(flow.step(fail), wait_in_group())
+
+    async with app.worker():
+        run = await grouped.start()
+        await until(lambda: _is_asleep(run))
+        await run.signal("go")
+        with pytest.raises(JobFailed, match="no seats"):
+            await run.result()
+
+    assert [(step.name, str(step.state)) for step in await run.steps() if step.seq] == [
+        ("fail", "failed"), ("go", "completed"),
+    ]  # fmt: skip
+
+
+async def test_a_call_in_a_task_group_that_changed_is_recognised(app: Duetime) -> None:
+    async def one() -> None: ...
+    async def two() -> None: ...
+
+    steps = [one, two]
+
+    @app.flow(name="changed")
+    async def changed(flow: Flow) -> str:
+        async def work() -> None:
+            await flow.step(steps[0])
+            await flow.wait_for("go")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work())
+        return "done"
+
+    async with app.worker():
+        run = await changed.start()
+        await until(lambda: _is_asleep(run))
+        steps.reverse()
+        await run.signal("go")
+        with pytest.raises(JobFailed, match="as step 'one', but now the code calls step 'two'"):
+            await run.result()
+        steps.reverse()
+        await run.retry()
+        assert await run.result() == "done"
 
 
 async def test_a_changed_branch_is_recognised(app: Duetime) -> None:

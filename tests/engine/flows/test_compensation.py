@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
+import os
 import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, FlowRun, JobFailed, StepFailed, current_step
-from duetime.errors import FlowTimeout, IllegalTransition, InvalidInput
+from duetime import (
+    CallNext,
+    Constant,
+    Context,
+    Discard,
+    Duetime,
+    Flow,
+    FlowRun,
+    FlowTask,
+    Graph,
+    JobFailed,
+    JobState,
+    StepFailed,
+    current_step,
+)
+from duetime.errors import DatabaseUnreachable, FlowTimeout, IllegalTransition, InvalidInput
+from duetime.storage.flows.runs import FlowStatements
+from tests.conftest import Backend
 from tests.waiting import until, until_true
 
 ONCE = Constant("10ms", max_attempts=1)
@@ -80,6 +100,59 @@ async def test_a_run_that_succeeds_undoes_nothing(app: Duetime) -> None:
 
     assert [(step.seq, str(step.state)) for step in await run.steps()] == [
         (-1, "skipped"), (1, "completed"), (2, "completed"),
+    ]  # fmt: skip
+
+
+async def test_a_run_that_succeeds_without_a_pause_leaves_no_compensation_registered(
+    app: Duetime,
+) -> None:
+    """A worker would look at all of these again and again, to find a run that is to be undone."""
+
+    async def undo() -> None:
+        raise AssertionError
+
+    async def work() -> int:
+        return 1
+
+    @app.flow(name="good")
+    async def good(flow: Flow) -> int:
+        flow.on_failure(undo)
+        number = await flow.step(work)
+        flow.on_failure(undo)
+        return number
+
+    async with app.worker():
+        run = await good.start()
+        assert await run.result() == 1
+
+    assert [(step.seq, str(step.state)) for step in await run.steps()] == [
+        (-1, "skipped"), (1, "completed"),
+    ]  # fmt: skip
+    store = await app.store()
+    assert not await store.transact(FlowStatements(store.dialect).check(), reads=True)
+
+
+async def test_a_compensation_that_newer_code_does_not_register_is_skipped(app: Duetime) -> None:
+    registers = True
+
+    async def undo() -> None:
+        raise AssertionError
+
+    @app.flow(name="newer")
+    async def newer(flow: Flow) -> None:
+        if registers:
+            flow.on_failure(undo)
+        await flow.wait_for("go")
+
+    async with app.worker():
+        run = await newer.start()
+        await until(lambda: _has_step(run, "go"))
+        registers = False
+        await run.signal("go")
+        await run.result()
+
+    assert [(step.seq, str(step.state)) for step in await run.steps()] == [
+        (-1, "skipped"), (1, "completed"),
     ]  # fmt: skip
 
 
@@ -185,6 +258,284 @@ async def test_cancelling_a_run_while_it_records_a_step_undoes_the_step(app: Due
     assert set(completed) <= set(charged)
 
 
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_a_run_that_ends_while_its_transaction_commits_undoes_it(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It was committed, and the answer is on its way."""
+    done: list[str] = []
+    store = await app.store()
+    transaction = store.transaction
+
+    @contextlib.asynccontextmanager
+    async def hangs_at_its_end(**how: Any) -> AsyncIterator[Any]:
+        async with transaction(**how) as connection:
+            yield connection
+        done.append("committed")
+        await asyncio.Event().wait()
+
+    async def charge(connection: Any) -> int:
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    @app.flow(name="committing", timeout="1h" if how == "cancelled" else "200ms")
+    async def committing(flow: Flow) -> None:
+        payment = await flow.transaction(charge)
+        flow.on_failure(refund, payment)
+        await flow.wait_for("never")
+
+    monkeypatch.setattr(store, "transaction", hangs_at_its_end)
+    async with app.worker():
+        run = await committing.start()
+        await until_true(lambda: done)
+        if how == "cancelled":
+            await run.cancel()
+        with pytest.raises(JobFailed, match=r"cancelled|timeout"):
+            await run.result()
+
+    assert done == ["committed", "refund 7"]
+    assert await _has_completed(run, "charge")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_run_whose_time_is_up_while_it_records_a_step_undoes_the_step(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Also if the function returns without waiting for anything more."""
+    done: list[str] = []
+    record = app._flow_recorder.record
+
+    async def hangs_once(ctx: Any, records: Any, **how: Any) -> None:
+        await record(ctx, records, **how)
+        if not done:
+            done.append("recorded")
+            await asyncio.Event().wait()
+
+    async def charge() -> int:
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    @app.flow(name="late", timeout="200ms")
+    async def late(flow: Flow) -> None:
+        payment = await flow.step(charge)
+        flow.on_failure(refund, payment)
+        if waits:
+            await flow.wait_for("never")
+
+    monkeypatch.setattr(app._flow_recorder, "record", hangs_once)
+    async with app.worker():
+        run = await late.start()
+        with pytest.raises(JobFailed, match="did not finish within its timeout"):
+            await run.result()
+
+    assert done == ["recorded", "refund 7"]
+    assert await run.status() == "failed"
+
+
+@pytest.mark.parametrize("how", ["late", "task group", "handled"])
+async def test_a_compensation_is_kept_if_its_write_is_cancelled(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The database refuses it until the time of the run is up, or another task has failed."""
+    done: list[str] = []
+    write = app._flow_recorder._write
+
+    async def refuse_compensations(groups: Any) -> Any:
+        records = [record for group in groups for record in group]
+        if any(one.state == "registered" for one in records) and "failed" not in done:
+            done.append("refused")
+            raise DatabaseUnreachable("an outage")
+        return await write(groups)
+
+    async def charge() -> int:
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    async def fail() -> None:
+        await until_true(lambda: "refused" in done)
+        if how == "late":
+            await asyncio.Event().wait()
+        raise Discard("no seats")
+
+    @app.flow(name="refused", timeout="300ms" if how == "late" else "1h")
+    async def refused(flow: Flow) -> None:
+        async def order() -> None:
+            payment = await flow.step(charge)
+            flow.on_failure(refund, payment)
+            await flow.step(fail)
+
+        async def fails() -> None:
+            try:
+                await flow.step(fail)
+            finally:
+                done.append("failed")
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(order())
+                tasks.create_task(fails())
+        except* StepFailed:
+            if how != "handled":
+                raise
+        await flow.wait_for("never")
+
+    monkeypatch.setattr(app._flow_recorder, "_write", refuse_compensations)
+    async with app.worker():
+        run = await refused.start()
+        if how == "handled":
+            await until(lambda: _has_step(run, "never"))
+            await app.jobs.cancel(run.id)
+        else:
+            with pytest.raises(JobFailed, match=r"timeout|TaskGroup"):
+                await run.result()
+        await until_true(lambda: "refund 7" in done)
+
+
+def register_trip(
+    app: Duetime, done: list[str], *, dies: bool, timeout: str | None = None
+) -> FlowTask[[], None]:
+    async def book(what: str) -> str:
+        return what
+
+    async def cancel(what: str) -> None:
+        done.append(f"cancel {what}")
+
+    @app.flow(name="trip", timeout=timeout)
+    async def trip(flow: Flow) -> None:
+        hotel = await flow.step(book, "hotel")
+        if timeout is None:
+            flow.on_failure(cancel, hotel)
+        car = await flow.step(book, "car")
+        flow.on_failure(cancel, car)
+        if dies:
+            os._exit(9)
+        await flow.wait_for("never")
+
+    return trip
+
+
+def run_and_die(url: str, timeout: str | None = None) -> None:
+    async def main() -> None:
+        app = Duetime(url, lease="1s", heartbeat="200ms")
+        register_trip(app, [], dies=True, timeout=timeout)
+        async with app.worker():
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rescued", ["before", "after"])
+async def test_a_run_whose_worker_died_after_a_step_is_undone_when_it_is_cancelled(
+    app: Duetime, backend: Backend, rescued: str
+) -> None:
+    """The last compensation was to be stored with the next call. A stored one brings it along."""
+    done: list[str] = []
+    run = await register_trip(app, done, dies=False).start()
+    victim = multiprocessing.get_context("spawn").Process(target=run_and_die, args=(backend.url,))
+    victim.start()
+    await asyncio.to_thread(victim.join, 60)
+    assert victim.exitcode == 9
+
+    async def is_free() -> bool:
+        return (await app.jobs.get(run.id)).state is not JobState.RUNNING
+
+    if rescued == "before":
+        other = Duetime(backend.url, rescue_every="100ms")
+        async with other.worker():
+            await until(is_free)
+        await other.close()
+    await run.cancel()
+    async with app.worker():
+        await until_true(lambda: len(done) == 2)
+
+    assert done == ["cancel car", "cancel hotel"]
+    assert await until(lambda: _ended(run)) == "cancelled"
+
+
+async def test_a_run_whose_worker_died_is_undone_though_its_time_is_up_when_it_is_resumed(
+    app: Duetime, backend: Backend
+) -> None:
+    """Its only compensation was to be stored with the next call."""
+    done: list[str] = []
+    run = await register_trip(app, done, dies=False, timeout="3s").start()
+    victim = multiprocessing.get_context("spawn").Process(
+        target=run_and_die, args=(backend.url, "3s")
+    )
+    victim.start()
+    await asyncio.to_thread(victim.join, 60)
+    assert victim.exitcode == 9
+
+    async def is_late() -> bool:
+        began = [step.started_at for step in await run.steps() if step.name == "book"]
+        assert began[0] is not None
+        return datetime.now(UTC) > began[0] + timedelta(seconds=3)
+
+    await until(is_late)
+    async with app.worker():
+        with pytest.raises(JobFailed, match="did not finish within its timeout"):
+            await run.result()
+
+    assert done == ["cancel car"]
+    assert [step.name for step in await run.steps() if step.seq > 0] == ["book", "book"]
+
+
+def register_order(app: Duetime, done: list[str]) -> Graph:
+    graph = app.graph("order")
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        done.append(f"refund {charge}")
+
+    return graph
+
+
+def end_and_die(url: str) -> None:
+    async def main() -> None:
+        app = Duetime(url, lease="1s", heartbeat="200ms")
+        register_order(app, [])
+
+        @app.middleware
+        async def die(ctx: Context, call_next: CallNext) -> object:
+            result = await call_next()
+            if ctx.job.task == "order" and result is not None:
+                os._exit(9)
+            return result
+
+        async with app.worker():
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+async def test_a_graph_whose_worker_died_at_its_end_is_undone_when_it_is_cancelled(
+    app: Duetime, backend: Backend
+) -> None:
+    """It has recorded that nothing is to be undone, and its job has not ended."""
+    done: list[str] = []
+    run = await register_order(app, done).start()
+    victim = multiprocessing.get_context("spawn").Process(target=end_and_die, args=(backend.url,))
+    victim.start()
+    await asyncio.to_thread(victim.join, 60)
+    assert victim.exitcode == 9
+    await run.cancel()
+    async with app.worker():
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done == ["refund 7"]
+    assert await run.status() == "cancelled"
+
+
 async def test_a_run_cancelled_while_it_ends_is_undone_or_completes(app: Duetime) -> None:
     """Its compensations are not skipped, unless it completes."""
     chance = random.Random(1)
@@ -249,6 +600,45 @@ async def test_a_function_that_suppresses_its_cancellation_is_cancelled_where_it
 
     assert done == ["hang", "refund"]
     assert await _ended(run) == "cancelled"
+
+
+@pytest.mark.parametrize("maps", [False, True])
+async def test_a_job_that_is_cancelled_with_its_run_has_not_failed_when_the_run_is_undone(
+    app: Duetime, maps: bool
+) -> None:
+    """The run never received the error, so it did not register what it registers then."""
+    done: list[str] = []
+
+    @app.task(name="ship")
+    async def ship(parcel: int) -> None:
+        done.append("ship")
+        await asyncio.Event().wait()
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> None:
+        flow.on_failure(done.append, "refund")
+        try:
+            if maps:
+                await flow.map(ship, [1], on="jobs")
+            else:
+                await flow.step(ship, 1, on="jobs")
+        except StepFailed:
+            flow.on_failure(done.append, "apologise")
+            raise
+
+    async with app.worker(queues=["default", "jobs"]):
+        run = await order.start()
+        await until_true(lambda: "ship" in done)
+        await until(lambda: _has_step(run, "ship"))
+        # The job that undoes the run waits until it is recorded how the other one ended.
+        await app.queues.pause("default")
+        await run.cancel()
+        await until(lambda: _has_failed(run, "ship"))
+        await app.queues.resume("default")
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done == ["ship", "refund"]
 
 
 async def test_a_run_that_is_cancelled_as_a_job_is_undone_too(app: Duetime) -> None:
@@ -669,6 +1059,10 @@ async def _has_completed(run: Any, name: str) -> bool:
     return any(step.name == name and step.state == "completed" for step in await run.steps())
 
 
+async def _has_failed(run: Any, name: str) -> bool:
+    return any(step.name == name and step.state == "failed" for step in await run.steps())
+
+
 async def test_branches_register_compensations_of_their_own(app: Duetime) -> None:
     done: list[str] = []
 
@@ -732,3 +1126,115 @@ async def test_a_child_that_waits_is_undone_with_its_parent(app: Duetime) -> Non
         await until_true(lambda: len(undone) == 3)
 
     assert undone == ["inner", "middle", "outer"]
+
+
+async def test_a_run_that_fails_in_a_task_group_is_retried_and_then_undone(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def charge() -> int:
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    @app.flow(name="grouped", retry=TWICE)
+    async def grouped(flow: Flow) -> None:
+        async def order() -> None:
+            payment = await flow.step(charge)
+            flow.on_failure(refund, payment)
+            done.append("order")
+            raise ValueError("broken")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(order())
+
+    async with app.worker():
+        run = await grouped.start()
+        with pytest.raises(JobFailed, match="TaskGroup"):
+            await run.result()
+
+    # Two attempts, and the replay that finds what is to be undone.
+    assert done == ["order", "order", "order", "refund 7"]
+    assert await _ended(run) == "failed"
+
+
+async def test_retry_makes_the_calls_again_that_failed_in_a_task_group(app: Duetime) -> None:
+    done: list[str] = []
+    fixed = False
+
+    async def book(what: str) -> str:
+        done.append(what)
+        await until_true(lambda: {"hotel", "flight", "car"} <= {*done})
+        if what == "hotel" or fixed:
+            return what
+        if what == "car":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        raise ValueError(what)
+
+    @app.flow(name="grouped", retry=ONCE)
+    async def grouped(flow: Flow) -> list[str]:
+        async def booking(what: str) -> str:
+            return await flow.step(book, what)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                booked = [tasks.create_task(booking(what)) for what in trip]
+        except* StepFailed:
+            await flow.step(done.append, "sorry")
+            raise
+        return [one.result() for one in booked]
+
+    trip = ["hotel", "flight", "car"]
+    async with app.worker():
+        run = await grouped.start()
+        with pytest.raises(JobFailed, match="TaskGroup"):
+            await run.result()
+        assert done == [*trip, "sorry"]
+        fixed = True
+        await run.retry()
+        assert await run.result() == trip
+
+    assert sorted(done[4:]) == ["car", "flight"]
+
+
+@pytest.mark.parametrize("first", ["fails", "books"])
+async def test_tasks_of_a_group_register_their_compensations_again_when_a_run_is_undone(
+    app: Duetime, first: str
+) -> None:
+    """In the replay, the call that failed must not stop the other task before it gets there."""
+    done: list[str] = []
+
+    async def book(what: str) -> str:
+        return what
+
+    async def cancel(what: str) -> None:
+        done.append(f"cancel {what}")
+
+    async def fail() -> None:
+        await until_true(lambda: "booked" in done)
+        raise ValueError("no seats")
+
+    @app.flow(name="grouped", retry=ONCE)
+    async def grouped(flow: Flow) -> None:
+        async def books() -> None:
+            [hotel] = await flow.gather(flow.step(book, "hotel"))
+            flow.on_failure(cancel, hotel)
+            [car] = await flow.gather(flow.step(book, "car"))
+            flow.on_failure(cancel, car)
+            await flow.step(done.append, "booked")
+            await flow.wait_for("never")
+
+        async def fails() -> None:
+            await flow.step(fail)
+
+        async with asyncio.TaskGroup() as tasks:
+            for one in (fails, books) if first == "fails" else (books, fails):
+                tasks.create_task(one())
+
+    async with app.worker():
+        run = await grouped.start()
+        with pytest.raises(JobFailed, match="TaskGroup"):
+            await run.result("10s")
+
+    assert done == ["booked", "cancel car", "cancel hotel"]

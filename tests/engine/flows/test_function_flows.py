@@ -192,7 +192,7 @@ async def test_branches_run_side_by_side_and_wait_together(app: Duetime) -> None
     @app.flow(name="branches")
     async def branches(flow: Flow) -> Any:
         a, b = await flow.gather(flow.step(first), flow.step(second))
-        _, approved = await flow.gather(flow.sleep("30ms"), flow.wait_for("go"))
+        _, approved = await flow.gather(flow.sleep("1s"), flow.wait_for("go"))
         return [a, b, approved]
 
     async with app.worker():

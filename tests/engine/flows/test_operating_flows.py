@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duetime import Constant, Discard, Duetime, Flow, FlowRun, JobFailed, JobHandle
-from duetime.errors import IllegalTransition, InvalidInput
+from duetime.errors import IllegalTransition, InvalidInput, KeyConflict
 from tests import effects
 from tests.conftest import Backend
 from tests.waiting import until
@@ -324,6 +324,47 @@ async def test_the_job_of_a_step_is_not_requeued_by_itself(app: Duetime) -> None
         many = await app.jobs.requeue_many()
 
     assert many.jobs == [run.id]
+
+
+@pytest.mark.parametrize("how", ["many", "all", "transaction"])
+async def test_a_run_of_a_graph_whose_key_is_taken_keeps_its_record(app: Duetime, how: str) -> None:
+    """It is not requeued, since another run holds the key, so nothing of it may change."""
+    graph = app.graph("order")
+    graph.signal("go")
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None: ...
+
+    @graph.step
+    async def ship(charge: int, go: None) -> None:
+        raise Discard("no address")
+
+    async with app.worker():
+        run = await graph.using(key="k").start()
+        await run.signal("go")
+        with pytest.raises(JobFailed, match="no address"):
+            await run.result()
+        before = await run.steps()
+        other = await graph.using(key="k").start()
+        assert other.id != run.id
+
+        if how == "many":
+            requeued = await app.jobs.requeue_many(state="dead", task="order")
+            assert (requeued.jobs, requeued.conflicts) == ([], {run.id: other.id})
+        elif how == "all":
+            action = await app.jobs.requeue_all(state="dead", task="order")
+            assert (await action.result()).done == 0
+        else:
+            async with (await app.store()).transaction() as tx:
+                with pytest.raises(KeyConflict):
+                    await app.jobs.requeue(run.id, tx=tx)
+
+    assert await run.steps() == before
+    assert await run.status() == "failed"
 
 
 @pytest.mark.parametrize("waits", ["sleep", "signal"])

@@ -1,4 +1,4 @@
-"""A run and whoever signals it act at the same time."""
+"""A run and whoever signals, cancels, retries or undoes it act at the same time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from duetime import Duetime, Flow, FlowRun, JobState
-from duetime.errors import FlowEnded
-from duetime.flows.follower import FlowFollower
+from duetime import CallNext, Context, Discard, Duetime, Flow, FlowRun, JobFailed, JobState
+from duetime.api.requeueing import rerun_steps
+from duetime.errors import FlowEnded, InvalidInput
+from duetime.flows.follower import FlowFollower, clean_up
+from duetime.storage.flows.graphs import GraphStatements
 from tests.conftest import Backend, query
 from tests.waiting import until, until_true
 
@@ -240,3 +242,357 @@ async def _has_status(run: FlowRun[Any], status: str) -> bool:
 
 async def _is_waiting(run: FlowRun[Any]) -> bool:
     return await _has_status(run, "waiting") and bool(await run.steps())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("limit", ["1s", "1h"])
+@pytest.mark.parametrize("maps", [False, True])
+async def test_a_run_that_ended_while_its_jobs_ran_starts_them_again_when_retried(
+    app: Duetime, at_once: bool, limit: str, maps: bool
+) -> None:
+    """They were cancelled with it, or are about to be."""
+    mended = asyncio.Event()
+    starts = 0
+
+    @app.task(name="slow")
+    async def slow(item: int) -> int:
+        nonlocal starts
+        starts += 1
+        if item:
+            await mended.wait()
+        return item
+
+    @app.flow(name="order", timeout=limit)
+    async def order(flow: Flow) -> Any:
+        if maps:
+            return await flow.map(slow, [0, 1], on="jobs")
+        return await flow.step(slow, 1, on="jobs")
+
+    async with app.worker(queues=["default", "jobs"]):
+        run = await order.start()
+        await until_true(lambda: starts == 1 + maps)
+        if limit == "1h":
+            await run.cancel()
+        with pytest.raises(JobFailed):
+            await run.result()
+        if not at_once:
+            await until(lambda: all_have_ended(app))
+        mended.set()
+        await run.retry()
+
+        assert await run.result() == ([0, 1] if maps else 1)
+
+    # A job that was not cancelled yet is waited for.
+    assert starts in ((1 + maps, 2 + maps) if at_once else (2 + maps,))
+
+
+async def all_have_ended(app: Duetime) -> bool:
+    return all(job.state.finished for job in await app.jobs.list())
+
+
+async def test_the_job_that_undoes_a_run_does_nothing_once_the_run_was_rerun(
+    app: Duetime,
+) -> None:
+    done: list[str] = []
+    fails = True
+
+    async def charge() -> None:
+        done.append("charge")
+
+    async def refund() -> None:
+        done.append("refund")
+
+    async def ship() -> None:
+        if fails:
+            # So that the job that undoes the run waits.
+            await app.queues.pause("default")
+            raise Discard("no address")
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> None:
+        await flow.step(charge)
+        flow.on_failure(refund)
+        await flow.step(ship)
+        await flow.wait_for("go")
+
+    async with app.worker():
+        run = await order.start()
+        [undo] = await until(lambda: app.jobs.list(key=f"flow-undo:{run.id}"))
+        await app.jobs.cancel(undo.id)
+        await app.queues.resume("default")
+        fails = False
+        await run.rerun(from_step="charge")
+        await until(lambda: is_in(run, "waiting"))
+        await app.jobs.requeue(undo.id)
+        await app.jobs.result(undo.id)
+        await run.signal("go")
+        await run.result()
+
+    assert done == ["charge", "charge"]
+
+
+async def test_a_run_is_not_rerun_while_a_job_that_undoes_it_is_open(app: Duetime) -> None:
+    """It is seen under the lock that whoever enqueues that job takes."""
+
+    async def charge() -> None: ...
+
+    async def ship() -> None:
+        await app.queues.pause("default")
+        raise Discard("no address")
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> None:
+        await flow.step(charge)
+        flow.on_failure(charge)
+        await flow.step(ship)
+
+    async with app.worker():
+        run = await order.start()
+        await until(lambda: app.jobs.list(key=f"flow-undo:{run.id}"))
+        store = await app.store()
+
+        with pytest.raises(InvalidInput, match="are running"):
+            await store.transact(rerun_steps(store.dialect, run.id, "charge", by="ann"))
+        assert await run.status() == "compensating"
+
+
+async def test_compensations_of_a_graph_are_not_cancelled_with_its_jobs(app: Duetime) -> None:
+    """Neither by who cleans up after the run, nor by who repairs what a crash left undone."""
+    done: list[str] = []
+    go_on = asyncio.Event()
+    graph = app.graph("order")
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund() -> None:
+        done.append("refund")
+        await go_on.wait()
+        done.append("refunded")
+
+    graph.signal("go")
+
+    async with app.worker():
+        run = await graph.start()
+        await until(lambda: _has_completed(run, "charge"))
+        await app.jobs.cancel(run.id)
+        await until_true(lambda: done)
+        store = await app.store()
+        await clean_up(store, [run.id])
+        steps = await store.transact(GraphStatements(store.dialect).job_steps(0), reads=True)
+        go_on.set()
+        with pytest.raises(JobFailed):
+            await run.result()
+
+    assert done == ["refund", "refunded"]
+    [(_, has_ended, is_orphan)] = steps
+    assert not has_ended
+    assert not is_orphan
+
+
+async def _has_completed(run: FlowRun[Any], name: str) -> bool:
+    return any(step.name == name and step.state == "completed" for step in await run.steps())
+
+
+async def test_a_step_of_a_graph_that_ends_while_the_run_is_cancelled_is_undone(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function has returned, and its record waits for others."""
+    done: list[str] = []
+    steps = app._graph_steps
+    submit = steps._submit
+
+    async def hangs_once(ended: Any) -> Any:
+        if not done:
+            done.append("charged")
+            await asyncio.Event().wait()
+        return await submit(ended)
+
+    graph = app.graph("order")
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        done.append(f"refund {charge}")
+
+    monkeypatch.setattr(steps, "_submit", hangs_once)
+    async with app.worker():
+        run = await graph.start()
+        await until_true(lambda: done)
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done == ["charged", "refund 7"]
+    assert await run.status() == "cancelled"
+
+
+async def test_a_step_of_a_graph_that_is_cancelled_while_its_end_is_written_is_not_lost(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is recorded once and undone. To record it again would say that the claim is lost."""
+    done: list[str] = []
+    outcomes: list[Any] = []
+    steps = app._graph_steps
+    write = steps._write
+
+    async def write_after_cancellation(ended: Any, **how: Any) -> Any:
+        if not done:
+            done.append("charged")
+            await until_true(lambda: ended[0].ctx.cancel_requested)
+        return await write(ended, **how)
+
+    @app.middleware
+    async def watch(ctx: Context, call_next: CallNext) -> object:
+        try:
+            outcome = await call_next()
+        except BaseException as error:
+            outcome = error
+            raise
+        finally:
+            if ctx.job.task == "order.charge":
+                outcomes.append(outcome)
+        return outcome
+
+    graph = app.graph("order")
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        done.append(f"refund {charge}")
+
+    monkeypatch.setattr(steps, "_write", write_after_cancellation)
+    async with app.worker():
+        run = await graph.start()
+        await until_true(lambda: done)
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+        await until_true(lambda: outcomes)
+
+    assert done == ["charged", "refund 7"]
+    assert outcomes == [None]
+
+
+@pytest.mark.parametrize("runs", ["step", "compensation"])
+async def test_a_graph_is_not_retried_while_one_of_its_jobs_runs(app: Duetime, runs: str) -> None:
+    """The job of the run was cancelled, which has ended at once."""
+    done: list[str] = []
+    go_on = asyncio.Event()
+    graph = app.graph("order")
+
+    async def hang(what: str) -> None:
+        done.append(what)
+        try:
+            await go_on.wait()
+        finally:
+            await go_on.wait()
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund() -> None:
+        if runs == "compensation":
+            await hang("refund")
+
+    @graph.step
+    async def ship(charge: int) -> int:
+        if runs == "step":
+            await hang("ship")
+        return charge
+
+    graph.signal("go")
+
+    async with app.worker():
+        run = await graph.start()
+        if runs == "step":
+            await until_true(lambda: done)
+        else:
+            await until(lambda: _is_waiting(run))
+        await app.jobs.cancel(run.id)
+        await until_true(lambda: done)
+
+        for again in (run.retry(), run.rerun(from_step="charge"), app.jobs.requeue(run.id)):
+            with pytest.raises(InvalidInput, match="have not ended"):
+                await again
+        assert (await app.jobs.requeue_many(state="cancelled", task="order")).jobs == []
+        go_on.set()
+        await until(lambda: all_have_ended(app))
+        await run.retry()
+        await run.signal("go")
+        assert await run.result() == {"ship": 7, "go": None}
+
+    states = {step.name: str(step.state) for step in await run.steps()}
+    assert states["refund"] == "skipped"
+
+
+async def test_a_run_is_not_rerun_while_the_job_of_a_step_that_it_repeats_runs(
+    app: Duetime,
+) -> None:
+    """The repeated step would take the result of that job, which has the arguments of before."""
+    shipped: list[int] = []
+    go_on = asyncio.Event()
+
+    async def choose() -> int:
+        return len(shipped) + 1
+
+    @app.task(name="ship")
+    async def ship(number: int) -> int:
+        shipped.append(number)
+        try:
+            await go_on.wait()
+        finally:
+            await go_on.wait()
+        return number
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> list[int]:
+        number = await flow.step(choose)
+        return [number, await flow.step(ship, number, on="jobs")]
+
+    async with app.worker(queues=["default", "jobs"]):
+        run = await order.start()
+        await until_true(lambda: shipped)
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+        with pytest.raises(InvalidInput, match=r"'ship', which is to run again, has not ended"):
+            await run.rerun(from_step="choose")
+        go_on.set()
+        await until(lambda: all_have_ended(app))
+        await run.rerun(from_step="choose")
+        assert await run.result() == [2, 2]
+
+    assert shipped == [1, 2]
+
+
+async def test_a_graph_that_has_just_ended_is_not_marked_as_cancelled(app: Duetime) -> None:
+    graph = app.graph("short")
+
+    @graph.step
+    async def only() -> int:
+        return 1
+
+    async with app.worker():
+        run = await graph.start()
+        await run.result()
+    store = await app.store()
+    statements = GraphStatements(store.dialect)
+
+    assert not await store.transact(statements.cancel(run.id, reason=None, actor="ann"))
+    assert 0 not in [step.seq for step in await app.flows._records(run.id)]
+
+
+async def is_in(run: FlowRun[Any], state: str) -> bool:
+    return await run.status() == state

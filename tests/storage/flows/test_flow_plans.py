@@ -69,6 +69,7 @@ JOBS = [RUNS + run for run in WAITING[:400]]
 PAGE = {"before": RUNS + 1, "page": 100, "flow": None}
 WORK: dict[str, tuple[Any, int]] = {
     "flow_load": (SOME, 12 * len(SOME)),
+    "flow_began": (SOME, 15 * len(SOME)),
     "flow_record": ([record(run, seq) for run in HELD for seq in range(2, 102)], 12 * 200),
     "flow_record_one": (record(HELD[0], 2), 50),
     "flow_suspend": (

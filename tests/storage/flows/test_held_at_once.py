@@ -76,10 +76,10 @@ async def test_it_is_what_a_claim_would_return(
     assert held.id == enqueued.job_id < claimed.id
     assert held.token < claimed.token
     apart = {"id": 0, "token": 0, "run_at": claimed.run_at, "claimed_at": claimed.claimed_at}
-    own = {"unrecorded_since": held.unrecorded_since, "expires_at": held.expires_at}
-    alike = msgspec.structs.replace(claimed, **apart, **own)
+    alike = msgspec.structs.replace(claimed, **apart, expires_at=held.expires_at)
     assert msgspec.structs.replace(held, **apart) == alike
-    assert held.run_at == held.claimed_at == held.unrecorded_since
+    assert held.run_at == held.claimed_at
+    assert held.is_unrecorded
     assert (held.expires_at is None) == (claimed.expires_at is None)
     assert await hand.finish(held) == frozenset()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -63,13 +63,15 @@ class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
     data: str | None
 
 
+RUN_ENDED = "run_ended"
+"""The reason for which the jobs are cancelled that a run waits for when it ends."""
+
+
 class LoadedRun(msgspec.Struct, gc=False):
     """All that a run has recorded, and the signals that it has not taken."""
 
     steps: dict[int, StepRecord]
     signals: list[ArrivedSignal]
-    created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    """When its start was requested."""
 
 
 class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -131,8 +133,8 @@ class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finished: int
     waits: list[int]
     """The calls that it waits for."""
-    deadline: int | None = None
-    """When the run times out, in microseconds after its start was requested."""
+    deadline: datetime | None = None
+    """When it goes on in any case, such as to time out."""
 
 
 SuspendAnswer = Literal["suspended", "ready", "lost", "busy"]

@@ -41,11 +41,10 @@ class GraphRun(NamedTuple):
     shape: Shape | None
     """None: its job has not run yet."""
     args: dict[str, msgspec.Raw]
-    created_at: datetime
 
     @classmethod
-    def started(cls, run: int, shape: Shape, args: str, created_at: datetime) -> GraphRun:
-        return cls(run, shape, _decode_args(args), created_at)
+    def started(cls, run: int, shape: Shape, args: str) -> GraphRun:
+        return cls(run, shape, _decode_args(args))
 
 
 class GraphRow(NamedTuple):
@@ -117,6 +116,15 @@ class Released(NamedTuple):
     """The run stops: nothing starts any more."""
 
 
+class Repeat(NamedTuple):
+    """What a run that has ended does again."""
+
+    reset: list[dict[str, Any]]
+    """Rows that stand as if they had never run."""
+    forgotten: list[dict[str, Any]]
+    """Ranges of rows that are removed."""
+
+
 class GraphStatements(FlowStatements):
     """Statements of graphs. `lock` the runs before anything is written."""
 
@@ -135,9 +143,8 @@ class GraphStatements(FlowStatements):
                 run,
                 None if shape is None else _decode_shape(shape),
                 _decode_args(args),
-                self._dialect.moment(created_at),
             )
-            for run, shape, args, created_at in rows
+            for run, shape, args in rows
         }
 
     def is_held(self, run: int, token: int) -> Statements:
@@ -264,21 +271,16 @@ class GraphStatements(FlowStatements):
         if found := sorted(set(runs)):
             yield from self._dialect.run("graph_wake", found)
 
-    def has_ended(self, run: int) -> Statements:
-        """Whether the job of a run has ended, or is gone."""
-        rows = yield from self._dialect.run("graph_state", {"run": run})
-        return not rows or JobState(rows[0][0]).finished
-
     def suspend_one(self, suspension: Suspension, *, is_locked: bool) -> Statements:
         answers: list[SuspendAnswer] = yield from self.suspend([suspension], are_locked=is_locked)
         return answers[0]
 
     def cancel(self, run: int, *, reason: str | None, actor: str) -> Statements:
-        """Have a run stop and undo what it did; return False if it is not a graph's, or has not
-        begun."""
+        """Have a run stop and undo what it did; return False if it is not a graph's, has not begun,
+        or has ended."""
         yield from self.lock([run])
         found = (yield from self.runs([run])).get(run)
-        if found is None or found.shape is None:
+        if found is None or found.shape is None or (yield from self.has_ended(run)):
             return False
         yield from self.stop(
             [{"run": run, "kind": CANCEL, "name": found.shape.graph, "error": reason}]
@@ -288,15 +290,21 @@ class GraphStatements(FlowStatements):
         yield from self._dialect.run("audit_write", [{**event, "before": None, "after": None}])
         return True
 
-    def repeat(self, run: int, *, from_step: str | int | None) -> Statements:
-        """Have a run that has ended do again what it did not complete, `from_step`, what was
-        undone, and all that depends on these. Return False if it is not a graph's."""
+    def plan_repeat(self, run: int, *, from_step: str | int | None) -> Statements:
+        """Return what a run that has ended does again, as a `Repeat`: what it did not complete,
+        `from_step`, what was undone, and all that depends on these. None: it is not a graph's.
+        Raise `InvalidInput` if jobs of it have not ended. Writes nothing."""
         yield from self.lock([run])
         found = (yield from self.runs([run])).get(run)
         if found is None or found.shape is None:
-            return False
+            return None
         if not (yield from self.has_ended(run)):
             raise IllegalTransition(run, state="compensating", action="retried")
+        if any(not job.ended for job in (yield from self.jobs(run))):
+            # Its own job was cancelled directly. What they do would count for the steps done again.
+            raise InvalidInput(
+                f"Run {run} cannot be retried yet: steps or compensations of it have not ended."
+            )
         shape = found.shape
         if isinstance(from_step, int) and (node := shape.node(from_step)) is not None:
             from_step = node.name
@@ -317,17 +325,11 @@ class GraphStatements(FlowStatements):
         states |= dict.fromkeys(repeated, StepState.PENDING)
         counts = {shape.seq(name): count_pending(shape, shape[name], states) for name in repeated}
         counts[shape.end] = sum(not is_done(node, states[node.name]) for node in leaves(shape))
-        yield from run_many(
-            self._dialect,
-            "graph_reset",
-            [{"run": run, "seq": seq, "pending": count} for seq, count in counts.items()],
-        )
         resumed = maps_to_resume(shape, repeated, from_steps=again)
         undone = [-shape.seq(name) for name in repeated]
-        yield from run_many(
-            self._dialect,
-            "graph_forget",
-            [{"run": run, "first": seq, "last": seq} for seq in (0, *undone)]
+        return Repeat(
+            reset=[{"run": run, "seq": seq, "pending": count} for seq, count in counts.items()],
+            forgotten=[{"run": run, "first": seq, "last": seq} for seq in (0, *undone)]
             + [
                 {
                     "run": run, "first": (first := shape.first_item(name)),
@@ -336,7 +338,11 @@ class GraphStatements(FlowStatements):
                 for name in repeated
             ],
         )  # fmt: skip
-        return True
+
+    def repeat(self, repeat: Repeat) -> Statements:
+        """Reset what a run does again: the run is requeued in this transaction."""
+        yield from run_many(self._dialect, "graph_reset", repeat.reset)
+        yield from run_many(self._dialect, "graph_forget", repeat.forgotten)
 
     def now(self) -> Statements:
         return (yield from self._dialect.now())

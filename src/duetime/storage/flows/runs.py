@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -24,8 +23,6 @@ from duetime.domain.jobs.retry import MAX_ATTEMPTS
 from duetime.errors import FlowChanged, FlowEnded, FlowNotFound, InvalidInput
 from duetime.storage.store import Dialect, Statements, Store
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 class FlowStatements:
     """Statements of runs. Every write of a run's own is fenced by its token."""
@@ -37,9 +34,7 @@ class FlowStatements:
         """Return a `LoadedRun` for each."""
         loaded = {run: LoadedRun({}, []) for run in runs}
         for run, seq, *row in (yield from self._dialect.run("flow_load", list(runs))):
-            if row[0] == "began":
-                loaded[run].created_at = _EPOCH + timedelta(microseconds=row[8])
-            elif seq is None:
+            if seq is None:
                 name, data, signal = row[1], row[4], row[8]
                 loaded[run].signals.append(ArrivedSignal(signal, name, data))
             else:
@@ -48,6 +43,12 @@ class FlowStatements:
                     seq, kind, name, state, attempt, output, code, error, bool(is_due), job, place
                 )
         return [loaded[run] for run in runs]
+
+    def began(self, runs: Sequence[int]) -> Statements:
+        """Return when each run first ran, since it was last retried. None: it has not before."""
+        rows = yield from self._dialect.run("flow_began", list(runs))
+        began = {run: self._dialect.moment(at) for run, at in rows if at is not None}
+        return [began.get(run) for run in runs]
 
     def record(self, records: Sequence[NewRecord]) -> Statements:
         """Write records; return for each whether it was accepted: else the claim is gone."""
@@ -71,7 +72,7 @@ class FlowStatements:
         locked = {run.run for run in runs}
         if not are_locked:
             locked = yield from self.try_lock(locked)
-        free = [run for run in runs if run.run in locked]
+        free = [msgspec.structs.asdict(run) for run in runs if run.run in locked]
         answers: dict[int, SuspendAnswer] = {}
         if free:
             answers = dict((yield from self._dialect.run("flow_suspend", free)))
@@ -139,18 +140,23 @@ class FlowStatements:
         return bool((yield from self._dialect.run("flow_check", {})))
 
     def job_steps(self, after: int) -> Statements:
-        """Return some steps that wait for a job: the job, whether it has ended, whether the run
-        has."""
+        """Return some steps and compensations that wait for a job: the job, whether it has ended,
+        and whether it is to end, since it does a step of a run that has."""
         rows = yield from self._dialect.run("flow_job_steps", {"after": after})
-        return [(job, bool(ended), bool(run_ended)) for job, ended, run_ended in rows]
+        return [(job, bool(ended), bool(stops)) for job, ended, stops in rows]
 
     def jobs_of(self, runs: Sequence[int]) -> Statements:
-        """Return the jobs that these runs wait for."""
+        """Return the jobs of steps that these runs wait for."""
         return [job for (job,) in (yield from self._dialect.run("flow_jobs_of", list(runs)))]
 
     def undo(self, store: Store, runs: Sequence[int]) -> Statements:
         """Enqueue the jobs that run the compensations of those of these runs that have failed."""
         rows = yield from self._dialect.run("flow_uncompensated", list(runs))
+        if rows:
+            # Whoever reruns one locks it, too: either its compensations run, or its steps.
+            failed = [row[0] for row in rows]
+            yield from self._dialect.run("lock_jobs", failed)
+            rows = yield from self._dialect.run("flow_uncompensated", failed)
         if rows:
             yield from store.enqueue_in(
                 [
@@ -179,6 +185,11 @@ class FlowStatements:
         if runs:
             yield from self._dialect.run("flow_wake", sorted(runs))
         return len(runs)
+
+    def has_ended(self, run: int) -> Statements:
+        """Whether the job of a run has ended, or is gone."""
+        rows = yield from self._dialect.run("graph_state", {"run": run})
+        return not rows or JobState(rows[0][0]).finished
 
     def calls_to_repeat(self, run: int) -> Statements:
         """Return the calls that a run which has failed makes again when it is retried; raise

@@ -85,6 +85,7 @@ begin
         raise exception 'duetime: a signal needs a run, and a name of 1 to 200 characters'
             using errcode = '22023';
     end if;
+    perform duetime._check_json(data, 'the data of a signal contains');
     answer := duetime._signal_flow(run, name, data, key, 'role:' || session_user);
     if answer = 'missing' then
         raise exception 'duetime: there is no run %', run using errcode = 'P0002';

@@ -105,9 +105,7 @@ begin
             held.claimed_at + (doc ->> 'finished')::bigint * interval '1 microsecond');
     perform duetime._wait_again(
         array[run],
-        array[coalesce((select j.created_at from duetime.job as j where j.id = run)
-                       + (doc ->> 'deadline')::bigint * interval '1 microsecond',
-                       '9000-01-01 00:00Z')],
+        array[coalesce((doc ->> 'deadline')::timestamptz, '9000-01-01 00:00Z')],
         array[0]);
     delete from duetime.claim as c
     where c.token = of_token and cardinality(c.job_ids) = 1 and c.queue is null

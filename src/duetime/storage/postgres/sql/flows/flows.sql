@@ -2,8 +2,7 @@
 -- job, and the attempt must not have ended.
 
 -- name: flow_load
--- All that runs have recorded, in order, their signals that no wait has taken, and when they were
--- started.
+-- All that runs have recorded, in order, and their signals that no wait has taken.
 -- Index: the primary keys, and flow_signal_run.
 with runs as materialized (
     select value::bigint as id from json_array_elements_text(%s::json)
@@ -17,12 +16,27 @@ select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null,
 from runs as r cross join lateral (
     select * from duetime.flow_signal as g where g.run_id = r.id offset 0) as g
 where g.seq is null
-union all
-select j.id, null, 'began', '', '', 0, null, null, null, null,
-    (extract(epoch from j.created_at) * 1000000)::bigint, null
-from runs as r cross join lateral (
-    select j.id, j.created_at from duetime.job as j where j.id = r.id offset 0) as j
 order by 1, 2, 11;
+
+-- name: flow_began
+-- When runs first ran since they last finished without success: since they were retried, if they were.
+-- An attempt that was given back is not in the history; the steps that it recorded are there. Not those of
+-- a graph: they are jobs, which may start after the run was cancelled, and it is suspended as it starts them.
+-- Index: the primary keys.
+select r.id, b.began_at
+from (select value::bigint as id from json_array_elements_text(%s::json)) as r
+cross join lateral (
+    select coalesce(max(a.token), 0) as token, coalesce(max(a.finished_at), '-infinity') as at
+    from (select * from duetime.attempt as a where a.job_id = r.id offset 0) as a
+    where a.outcome in ('dead', 'cancelled', 'superseded', 'expired')
+) as ended cross join lateral (
+    select least(
+        (select min(coalesce(a.started_at, a.claimed_at)) from duetime.attempt as a
+         where a.job_id = r.id and a.token > ended.token),
+        (select min(s.started_at) from duetime.flow_step as s
+         where s.run_id = r.id and s.seq > 0 and s.started_at >= ended.at
+           and not exists (select from duetime.flow_run as f where f.run_id = r.id))) as began_at
+) as b;
 
 -- name: flow_record
 -- Records steps of any number of runs. Returns those that were accepted: of the others the claim is
@@ -129,13 +143,13 @@ select 1 where %s::json is not null and (
 
 -- name: flow_job_steps
 -- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
--- by the job's id. Index: flow_step_job.
+-- by the job's id. Compensations run after their run has ended. Index: flow_step_job.
 with page as materialized (
-    select s.job_id, s.run_id from duetime.flow_step as s
+    select s.job_id, s.run_id, s.seq from duetime.flow_step as s
     where s.job_id > (%s::json ->> 'after')::bigint and s.finished_at is null
     order by s.job_id limit 200
 )
-select p.job_id, j.id is not null, r.id is not null from page as p
+select p.job_id, j.id is not null, r.id is not null and p.seq > 0 from page as p
 left join duetime.jobs as j on j.id = p.job_id
     and j.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
 left join duetime.jobs as r on r.id = p.run_id
@@ -143,10 +157,10 @@ left join duetime.jobs as r on r.id = p.run_id
 order by p.job_id;
 
 -- name: flow_jobs_of
--- Jobs that runs have started, and that have not ended as far as the runs know.
+-- Jobs that runs have started, and that have not ended as far as the runs know; not compensations.
 select s.job_id from duetime.flow_step as s
 where s.run_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-  and s.job_id is not null and s.finished_at is null;
+  and s.seq > 0 and s.job_id is not null and s.finished_at is null;
 
 -- name: flow_uncompensated
 -- Of runs that have failed, what a job that undoes them needs: unless there was one since. Index:
@@ -209,7 +223,8 @@ select duetime._try_lock_runs(array(select value::bigint from json_array_element
 -- cancelled; or `lost`.
 with given as materialized (
     select * from json_to_recordset(%s::json) as g(
-        run bigint, token bigint, started bigint, finished bigint, waits json, deadline bigint)
+        run bigint, token bigint, started bigint, finished bigint, waits json,
+        deadline timestamptz)
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids, c.attempts, c.cancelled
     from duetime.claim as c
@@ -248,7 +263,7 @@ with given as materialized (
         array_agg(j.id),
         array_agg(coalesce(least((select min(s.until) from duetime.flow_step as s
                                   where s.run_id = a.job_id and s.state in ('waiting', 'retrying')),
-                                 j.created_at + g.deadline * interval '1 microsecond'),
+                                 g.deadline),
                            '9000-01-01 00:00Z')),
         array_agg(0))
     from accepted as a join given as g on g.run = a.job_id and g.token = a.token

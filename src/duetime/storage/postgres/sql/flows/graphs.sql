@@ -3,7 +3,7 @@
 
 -- name: graph_runs
 -- The graphs of runs and the arguments that the runs were started with. Index: the primary keys.
-select r.id, f.shape::text, j.args::text, j.created_at
+select r.id, f.shape::text, j.args::text
 from (select value::bigint as id from json_array_elements_text(%s::json)) as r
 join duetime.job as j on j.id = r.id
 left join duetime.flow_run as f on f.run_id = r.id;

@@ -10,10 +10,29 @@ union all
 select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id, null
 from json_each((select doc from input), '$.doc') as r
 cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
-union all
-select j.id, null, 'began', '', '', 0, null, null, null, null, j.created_at, null
-from json_each((select doc from input), '$.doc') as r cross join duetime_job as j on j.id = r.value
 order by 1, 2, 11;
+
+-- name: flow_began
+-- When runs first ran since they last finished without success: since they were retried, if they were.
+-- An attempt that was given back is not in the history; the steps that it recorded are there. Not those of
+-- a graph: they are jobs, which may start after the run was cancelled, and it is suspended as it starts them.
+with input(doc) as (select ?),
+ended as materialized (
+    select r.value as id, coalesce(max(a.token), 0) as token, coalesce(max(a.finished_at), 0) as at
+    from json_each((select doc from input), '$.doc') as r
+    left join duetime_attempt as a on a.job_id = r.value
+        and a.outcome in ('dead', 'cancelled', 'superseded', 'expired')
+    group by r.value
+), starts as (
+    select e.id, coalesce(a.started_at, a.claimed_at) as at
+    from ended as e cross join duetime_attempt as a on a.job_id = e.id and a.token > e.token
+    union all
+    select e.id, s.started_at
+    from ended as e cross join duetime_flow_step as s
+        on s.run_id = e.id and s.seq > 0 and s.started_at >= e.at
+    where not exists (select 1 from duetime_flow_run as f where f.run_id = e.id)
+)
+select id, min(at) from starts group by id;
 
 -- name: flow_record
 -- Takes the signals that waits of these runs got. Records follow in `flow_record_2`.
@@ -106,14 +125,14 @@ where exists (select 1 from duetime_flow_step as s indexed by duetime_flow_step_
 
 -- name: flow_job_steps
 -- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
--- by the job's id.
+-- by the job's id. Compensations run after their run has ended.
 with input(doc) as (select ?),
 page as (
-    select s.job_id, s.run_id from duetime_flow_step as s
+    select s.job_id, s.run_id, s.seq from duetime_flow_step as s
     where s.job_id > json_extract((select doc from input), '$.doc.after') and s.finished_at is null
     order by s.job_id limit 200
 )
-select p.job_id, j.id is not null, r.id is not null from page as p
+select p.job_id, j.id is not null, r.id is not null and p.seq > 0 from page as p
 left join duetime_jobs as j on j.id = p.job_id
     and j.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
 left join duetime_jobs as r on r.id = p.run_id
@@ -121,11 +140,11 @@ left join duetime_jobs as r on r.id = p.run_id
 order by p.job_id;
 
 -- name: flow_jobs_of
--- Jobs that runs have started, and that have not ended as far as the runs know.
+-- Jobs that runs have started, and that have not ended as far as the runs know; not compensations.
 with input(doc) as (select ?)
 select s.job_id from json_each((select doc from input), '$.doc') as g
 cross join duetime_flow_step as s on s.run_id = g.value
-where s.job_id is not null and s.finished_at is null;
+where s.seq > 0 and s.job_id is not null and s.finished_at is null;
 
 -- name: flow_uncompensated
 -- Of runs that have failed, what a job that undoes them needs: unless there was one since.
@@ -205,7 +224,7 @@ select j.id, j.queue, j.priority,
     min(coalesce((select min(s.until) from duetime_flow_step as s
                   where s.run_id = j.id and s.state in ('waiting', 'retrying')),
                  221845392000000000),
-        coalesce(j.created_at + json_extract(g.value, '$.deadline'), 221845392000000000)),
+        coalesce(json_extract(g.value, '$.deadline'), 221845392000000000)),
     0, j.partition
 from json_each((select doc from input), '$.doc') as g
 cross join duetime_claim as c

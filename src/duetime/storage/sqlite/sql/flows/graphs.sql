@@ -4,7 +4,7 @@
 -- name: graph_runs
 -- The graphs of runs and the arguments that the runs were started with.
 with input(doc) as (select ?)
-select j.id, f.shape, j.args, j.created_at
+select j.id, f.shape, j.args
 from json_each((select doc from input), '$.doc') as r
 cross join duetime_job as j on j.id = r.value
 left join duetime_flow_run as f on f.run_id = j.id;
