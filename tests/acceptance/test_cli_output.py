@@ -3,14 +3,18 @@ a reader that has gone is no error."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pty
+import re
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -22,7 +26,7 @@ from duetime import Duetime
 from duetime.cli import main
 from tests.acceptance.command import DUETIME, duetime, enqueue, environment, new_job
 from tests.conftest import Backend
-from tests.waiting import until
+from tests.waiting import until, until_true
 
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
 ODD = "x\x1b[2J\x9b31m\x7f\u202e\ry"
@@ -255,6 +259,72 @@ def test_ctrl_c_claims_nothing_about_what_was_changed(
 
     assert left.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == "Error: Interrupted."
+
+
+def test_ctrl_c_ends_a_command_that_waits_for_a_locked_file(backend: Backend) -> None:
+    path = backend.url.removeprefix("sqlite:///")
+    command = [str(DUETIME), "queues", "pause", "mail"]
+    with ExitStack() as stack:
+        writer = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+        writer.execute("begin immediate")
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, stderr=subprocess.PIPE, text=True, env=environment(backend.url)
+            )
+        )
+        stack.callback(process.kill)
+        asyncio.run(until_true(lambda: sleeps_of_threads(process.pid) > 50))
+        process.send_signal(signal.SIGINT)
+        # It would give up after 15 seconds.
+        _, said = process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "Error: Interrupted."
+
+
+def test_ctrl_c_ends_a_command_that_waits_to_open_a_file(backend: Backend) -> None:
+    path = backend.url.removeprefix("sqlite:///")
+    with ExitStack() as stack:
+        writer = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+        writer.execute("pragma journal_mode = delete")
+        writer.execute("begin exclusive")
+        process = stack.enter_context(
+            subprocess.Popen(
+                [str(DUETIME), "jobs", "list"],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(backend.url),
+            )
+        )
+        stack.callback(process.kill)
+        asyncio.run(until_true(lambda: path in files_of(process.pid)))
+        process.send_signal(signal.SIGINT)
+        # It would give up after 30 seconds.
+        _, said = process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "Error: Interrupted."
+
+
+def files_of(process: int) -> list[str]:
+    """The files that a process has opened."""
+    found = []
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(file.readlink()))
+    return found
+
+
+def sleeps_of_threads(process: int) -> int:
+    """How often the thread of a process that slept most often did, but for the first thread: one
+    that waits for a lock of SQLite sleeps and tries again."""
+    found = [0]
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        if thread.name != str(process):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                status = (thread / "status").read_text()
+                found += map(int, re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", status))
+    return max(found)
 
 
 @pytest.mark.parametrize("command", ["jobs list", "jobs list --json", "--help"])

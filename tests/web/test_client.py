@@ -328,6 +328,8 @@ async def test_scopes_and_recipients_are_put(service: Running, client: Client) -
     assert await scopes.list() == await service.app.scopes.list()
     assert "guild:1" in str(await scopes["team/1"].explain())
     assert len(await scopes["team/1"].audit()) == 1
+    for ref in ("guild:1", "team/1"):
+        assert await scopes[ref].changes() == await service.app.scopes.changes(ref)
     await scopes["team/1"].delete()
 
     ann = {"push": "token-1", "email": "ann@example.org"}
@@ -341,6 +343,49 @@ async def test_scopes_and_recipients_are_put(service: Running, client: Client) -
     assert [one.ref async for one in recipients.iterate()] == ["ann"]
     assert len(await recipients.audit("ann")) == 3
     await recipients.delete("ann")
+
+
+async def test_a_move_of_a_subject_is_previewed(service: Running, client: Client) -> None:
+    due = datetime(2030, 5, 1, 18, tzinfo=UTC)
+    await client.subjects.put("task:1", due=due, remind=["-1h", "-1d"], recipients=["ann"])
+    later = due + timedelta(days=1)
+
+    shown = await client.subjects["task:1"].preview_move(later)
+    expected = await service.app.subjects.preview_move("task:1", later)
+
+    assert [(one.rule, one.run_at) for one in shown.armed] == [
+        (one.rule.text, one.run_at) for one in expected.armed
+    ]
+    assert len(shown.armed) == 2
+    assert [one.id for one in shown.superseded] == [one.id for one in expected.superseded]
+    assert [one.id for one in shown.kept] == [one.id for one in expected.kept]
+    assert (await client.subjects.get("task:1")).due_at == due
+    with pytest.raises(SubjectNotFound):
+        await client.subjects.preview_move("task:2", later)
+    with pytest.raises(InvalidInput, match="has no time zone"):
+        await client.subjects.preview_move("task:1", datetime(2030, 5, 1))
+
+
+async def test_an_overview_and_a_search_are_as_in_python(
+    service: Running, client: Client, send: Send
+) -> None:
+    before = await client.stats.change_mark()
+    job = await send.using(key="order:7").enqueue(to="ann")
+
+    assert await client.stats.change_mark() != before
+    assert await client.stats.search("order:7") == await service.app.stats.search("order:7")
+    assert [one.id for one in await client.stats.search("order:7")] == [job.id]
+    assert await client.stats.search("mail", limit=1) == await service.app.stats.search(
+        "mail", limit=1
+    )
+    now, problems = await client.stats.overview(late_after="5m")
+    expected, wrong = await service.app.stats.overview(late_after="5m")
+    assert (now.waiting, [one.code for one in problems]) == (
+        expected.waiting,
+        [one.code for one in wrong],
+    )
+    with pytest.raises(InvalidInput):
+        await client.stats.overview(late_after=0)
 
 
 async def test_subjects_are_put_and_changed(service: Running, client: Client) -> None:

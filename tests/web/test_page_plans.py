@@ -27,6 +27,7 @@ from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.web.service import Service, make_service
 from tests.conftest import fresh_database
+from tests.counting import is_alone
 from tests.servers import PostgresServer
 from tests.storage.stats.test_stats_plans import FILL
 from tests.waiting import until_true
@@ -85,10 +86,6 @@ begin
     end loop;
 end $$
 """
-OTHERS = """
-select from pg_stat_activity
-where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
-"""
 NOT_PAGES = {"/live", "/metrics", "/healthz", "/readyz"}
 
 
@@ -131,10 +128,6 @@ def budget_of(path: str) -> tuple[int, int]:
     if path == NOW[0]:
         return NOW[1:]
     return next((rows, buffers) for start, rows, buffers in BUDGETS if path.startswith(start))
-
-
-def is_alone(connection: psycopg.Connection[Any]) -> bool:
-    return connection.execute(OTHERS).fetchone() is None
 
 
 def read_so_far(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -122,6 +124,20 @@ async def test_pages_are_shown_without_the_replica(
 
     assert all("before" in page for page in pages)
     assert [record.event for record in caplog.records] == ["replica_failed"]  # type: ignore[attr-defined]
+
+
+async def test_an_app_can_be_closed_while_its_replica_does_not_answer(pg_url: str) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as mute:
+        port = mute.getsockname()[1]
+        app = Duetime(pg_url, replica_database=f"postgresql://127.0.0.1:{port}/shop")
+        service = make_service(app, parts=["dashboard"], authenticate=lambda request: ANN)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(service), base_url="http://localhost", timeout=30
+        ) as browser:
+            answer = await browser.get("/jobs")
+        await app.close()
+
+    assert answer.status_code == 200
 
 
 async def test_every_page_can_be_read_from_a_replica(

@@ -45,7 +45,7 @@ def print_explanation(target: Target, explanation: Explanation) -> None:
     for check in explanation.checks:
         line = f"  {check.outcome:<11}  {check.question:<{width}}  {one_line(check.sentence or '')}"
         echo(line.rstrip())
-    for step in explanation.untold_steps:
+    for step in explanation.other_steps:
         echo(f"  - {one_line(step.sentence)}")
     facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
     print_facts([("code", explanation.code), *facts])

@@ -50,6 +50,8 @@ class Target(msgspec.Struct):
         """
         app = self.load()
         app.settings = msgspec.structs.replace(app.settings, migrate=False)
+        # Here, where Ctrl-C interrupts it: `asyncio.run` would wait for its thread.
+        app._database.check_schema()
 
         async def main() -> T:
             await app.store()

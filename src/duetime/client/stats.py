@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from duetime.client.connection import Connection
 from duetime.client.schedules import list_exclusions, write_specs
 from duetime.domain.duration import Duration, parse_duration
@@ -14,8 +16,18 @@ from duetime.domain.schedules.timetable import Exclusions, Spec
 from duetime.domain.stats.agenda import AgendaItem, RecipientWeek, SpecPreview
 from duetime.domain.stats.now import NowStats, Totals
 from duetime.domain.stats.problems import ProblemInfo
+from duetime.domain.stats.search import Match
 from duetime.domain.stats.series import AttemptSample, Series
 from duetime.domain.stats.timeline import HeatMap, Timeline
+
+
+class _Overview(msgspec.Struct):
+    now: NowStats
+    problems: list[ProblemInfo]
+
+
+class _ChangeMark(msgspec.Struct):
+    mark: str
 
 
 class Stats:
@@ -37,6 +49,21 @@ class Stats:
         """Return what is wrong, the worst first, each with what fixes it."""
         query = {"late_after": parse_duration(late_after, name="late_after")}
         return await self._connection.call("GET /stats/problems", list[ProblemInfo], query=query)
+
+    async def overview(self, *, late_after: Duration = "1m") -> tuple[NowStats, list[ProblemInfo]]:
+        """Return what `now()` and `problems()` return, read at the same time: both agree."""
+        query = {"late_after": parse_duration(late_after, name="late_after")}
+        found = await self._connection.call("GET /stats/overview", _Overview, query=query)
+        return found.now, found.problems
+
+    async def change_mark(self) -> str:
+        """Return a text that is different once something has changed, perhaps seconds later."""
+        return (await self._connection.call("GET /stats/change_mark", _ChangeMark)).mark
+
+    async def search(self, text: str, *, limit: int = 20) -> list[Match]:
+        """Return what a text may name, the best match first."""
+        query = {"text": text, "limit": limit}
+        return await self._connection.call("GET /stats/search", list[Match], query=query)
 
     async def series(self, *, window: Duration = "1h", task: str | None = None) -> Series:
         """Return how much was done, how late and for how long, from `window` ago until now."""

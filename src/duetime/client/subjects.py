@@ -11,6 +11,7 @@ import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.client.connection import Connection
+from duetime.client.reminders import ReminderInfo
 from duetime.client.schedules import PutAnswer
 from duetime.client.scopes import rules_body
 from duetime.domain.audit import AuditEvent
@@ -48,6 +49,17 @@ class _Subject(msgspec.Struct):
     revision: int
     problem: Reason | None
     stale: bool
+
+
+class MovePreviewInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen to the reminders of a subject if it moved."""
+
+    superseded: tuple[ReminderInfo, ...]
+    """Those that are armed now, and would no longer be sent."""
+    armed: tuple[ReminderInfo, ...]
+    """Those that would be armed; their ids are not given to them when it really moves."""
+    kept: tuple[ReminderInfo, ...]
+    """Those that are armed and would stay as they are."""
 
 
 class _Results(msgspec.Struct):
@@ -123,6 +135,13 @@ class Subjects:
         """Move one occurrence of a subject that repeats: its reminders go with it."""
         body = {"occurrence": occurrence, "to": to}
         await self._connection.call("POST /subjects/{ref}/move", body=body, ref=ref)
+
+    async def preview_move(self, ref: str, due: datetime) -> MovePreviewInfo:
+        """Return what would become of the reminders if the subject were due then; change
+        nothing."""
+        return await self._connection.call(
+            "GET /subjects/{ref}/preview_move", MovePreviewInfo, query={"due": due}, ref=ref
+        )
 
     async def restore(self, ref: str, occurrence: datetime) -> None:
         """Undo the change of one occurrence: it is due again as the recurrence says."""
@@ -203,6 +222,7 @@ class SubjectHandle(Handle[Subjects, str]):
     complete = bound(Subjects.complete)
     skip = bound(Subjects.skip)
     move = bound(Subjects.move)
+    preview_move = bound(Subjects.preview_move)
     restore = bound(Subjects.restore)
     occurrences = bound(Subjects.occurrences)
     delete = bound(Subjects.delete)

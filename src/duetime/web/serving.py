@@ -40,7 +40,7 @@ async def serve(
     read_only: bool = False,
     greet: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until the process is told to stop. `greet` is called with the address to open.
+    """Serve until the process is asked to stop. `greet` is called with the address to open.
 
     `proxies`: addresses or networks of reverse proxies, whose `X-Forwarded-For` and
     `X-Forwarded-Proto` are believed.

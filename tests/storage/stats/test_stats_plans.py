@@ -19,6 +19,7 @@ from duetime.storage.alerts import AlertStatements
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from tests.conftest import fresh_database
+from tests.counting import rows_read
 from tests.servers import PostgresServer
 from tests.storage.jobs.test_find_plans import CALLS
 
@@ -94,22 +95,10 @@ async def scrape(app: Duetime) -> str:
     return await app.metrics()
 
 
-READ = """
-select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
-from pg_stat_user_tables
-where relname in (
-    'job', 'due', 'attempt', 'reminder', 'subject', 'schedule', 'schedule_tick', 'recipient',
-    'delivery', 'flow_step', 'attempt_stat', 'attempt_sample')
-"""
-
-
-def rows_read(url: str) -> tuple[int, int]:
-    """Sequential scans and rows read so far: sessions report when they end, if not before."""
-    with psycopg.connect(url) as connection:
-        connection.execute("select pg_stat_clear_snapshot()")
-        row = connection.execute(READ).fetchone()
-        assert row is not None
-        return int(row[0]), int(row[1])
+TABLES = [
+    "job", "due", "attempt", "reminder", "subject", "schedule", "schedule_tick", "recipient",
+    "delivery", "flow_step", "attempt_stat", "attempt_sample",
+]  # fmt: skip
 
 
 async def check_alert(app: Duetime) -> bool:
@@ -136,14 +125,13 @@ def url(postgres15: PostgresServer) -> Iterator[str]:
 @pytest.mark.parametrize("name", LOOKS)
 async def test_a_look_reads_a_bounded_number_of_rows(url: str, name: str) -> None:
     look, most = LOOKS[name]
+    before = rows_read(url, TABLES)
     app = Duetime(url)
-    await app.now()
-    before = rows_read(url)
     assert await look(app)
     for _ in range(CALLS - 1):
         await look(app)
     await app.close()
-    after = rows_read(url)
+    after = rows_read(url, TABLES)
 
     assert after[0] == before[0], "nothing is read from end to end"
     assert (after[1] - before[1]) / CALLS <= most

@@ -278,6 +278,18 @@ async def test_all_jobs_that_match_are_changed_by_a_bulk_action(
     await api("GET", "/jobs/1/bulk_action", status=404)
 
 
+async def test_requeue_all_without_a_filter_requeues_all_dead_jobs(
+    app: Duetime, api: Api, greeted: list[str]
+) -> None:
+    bad = (await api("POST", "/jobs", {"task": "fail", "max_attempts": 1}))["id"]
+    async with app.worker():
+        await api("GET", f"/jobs/{bad}/result", timeout="30s", status=409)
+        requeued = await api("POST", "/jobs/requeue_all", {"filters": {}}, status=202)
+        await api("GET", f"/jobs/{requeued['id']}/result", timeout="30s")
+
+    assert (await api("GET", f"/jobs/{requeued['id']}/bulk_action"))["done"] == 1
+
+
 async def test_a_finished_job_is_replayed_with_other_arguments(
     app: Duetime, api: Api, greeted: list[str]
 ) -> None:

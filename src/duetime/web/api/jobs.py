@@ -253,8 +253,8 @@ def routes(app: Duetime, access: Access) -> Routes:
         status=202,
     )
     async def requeue_all_jobs(body: Any, visitor: Visitor) -> BulkAnswer:
-        """Requeue all jobs that match now (dead ones, unless `state` says otherwise), as a bulk
-        action. At least one filter is required."""
+        """Requeue all jobs that match now, as a bulk action: dead ones, unless `state` says
+        otherwise. If `filters` is empty, all dead jobs."""
         started = await app.jobs.requeue_all(at=body.at, by=visitor.name, **chosen(body.filters))
         return BulkAnswer(started.id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from fastapi import Query
 
 from duetime.app import Duetime
@@ -11,6 +12,7 @@ from duetime.domain.page import Page
 from duetime.domain.stats.agenda import AgendaItem, RecipientWeek, SpecPreview
 from duetime.domain.stats.now import NowStats, Totals
 from duetime.domain.stats.problems import ProblemInfo
+from duetime.domain.stats.search import Match
 from duetime.domain.stats.series import AttemptSample, Series
 from duetime.domain.stats.timeline import HeatMap, Timeline
 from duetime.web.access import Access
@@ -19,6 +21,18 @@ from duetime.web.api.routing import Routes, page_of
 
 SoughtName = Annotated[str, Query(min_length=1, max_length=2000)]
 Zone = Annotated[str, Query(min_length=1, max_length=200)]
+
+
+class OverviewAnswer(msgspec.Struct):
+    """How everything stands, and what is wrong, read at the same time."""
+
+    now: NowStats
+    problems: list[ProblemInfo]
+
+
+class ChangeMarkAnswer(msgspec.Struct):
+    mark: str
+    """It has no meaning: compare it with an earlier one."""
 
 
 def routes(app: Duetime, access: Access) -> Routes:
@@ -38,6 +52,21 @@ def routes(app: Duetime, access: Access) -> Routes:
     async def list_problems(late_after: DurationQuery = "1m") -> list[ProblemInfo]:
         """List what is wrong, the worst first, each with what fixes it."""
         return await app.stats.problems(late_after=late_after)
+
+    @routes.get("/stats/overview", answer=OverviewAnswer)
+    async def get_stats_overview(late_after: DurationQuery = "1m") -> OverviewAnswer:
+        """Show what `/stats/now` and `/stats/problems` show, read at the same time."""
+        return OverviewAnswer(*await app.stats.overview(late_after=late_after))
+
+    @routes.get("/stats/change_mark", answer=ChangeMarkAnswer)
+    async def get_change_mark() -> ChangeMarkAnswer:
+        """Show a text that is different once something has changed, perhaps seconds later."""
+        return ChangeMarkAnswer(msgspec.json.encode(await app.stats.change_mark()).decode())
+
+    @routes.get("/stats/search", answer=list[Match])
+    async def search(text: SoughtName, limit: Limit = 20) -> list[Match]:
+        """List what a text may name, the best match first."""
+        return await app.stats.search(text, limit=limit)
 
     @routes.get("/stats/series", answer=Series)
     async def get_stats_series(window: DurationQuery = "1h", task: Sought = None) -> Series:

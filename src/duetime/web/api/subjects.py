@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Query, Response
 from msgspec import UNSET, Meta, UnsetType
+from pydantic import AwareDatetime
 
 from duetime.app import Duetime
 from duetime.domain.access.visitor import Visitor
@@ -36,11 +37,15 @@ from duetime.web.api.fields import (
     given,
     rules_answer,
 )
+from duetime.web.api.reminders import ReminderAnswer, reminder_answer
 from duetime.web.api.routing import Routes, page_of
 
 MAX_MANY = 1000
 CALENDAR = "text/calendar"
 _MAX_CALENDAR = 8 * 1024 * 1024
+DueQuery = Annotated[
+    AwareDatetime, Query(description="ISO 8601 with an offset: `2026-03-01T09:00:00Z`.")
+]
 Recipients = Annotated[list[Name], Meta(max_length=MAX_RECIPIENTS)]
 
 
@@ -150,6 +155,17 @@ class ImportAnswer(msgspec.Struct):
     """Events that were left out."""
 
 
+class MovePreviewAnswer(msgspec.Struct):
+    """What would happen to the reminders of a subject if it moved."""
+
+    superseded: list[ReminderAnswer]
+    """Those that are armed now, and would no longer be sent."""
+    armed: list[ReminderAnswer]
+    """Those that would be armed; their ids are not given to them when it really moves."""
+    kept: list[ReminderAnswer]
+    """Those that are armed and would stay as they are."""
+
+
 def routes(app: Duetime, access: Access) -> Routes:
     routes = Routes(app, access, noun="subjects")
 
@@ -243,6 +259,16 @@ def routes(app: Duetime, access: Access) -> Routes:
     async def move_occurrence(ref: NamePath, body: Any, visitor: Visitor) -> None:
         """Move one occurrence of a subject that repeats: its reminders go with it."""
         await app.subjects.move(ref, body.occurrence, body.to, by=visitor.name)
+
+    @routes.get("/subjects/{ref}/preview_move", answer=MovePreviewAnswer, problems=[404])
+    async def preview_move(ref: NamePath, due: DueQuery) -> MovePreviewAnswer:
+        """Show what would become of the reminders if a subject were due then; change nothing."""
+        found = await app.subjects.preview_move(ref, due)
+        return MovePreviewAnswer(
+            superseded=[*map(reminder_answer, found.superseded)],
+            armed=[*map(reminder_answer, found.armed)],
+            kept=[*map(reminder_answer, found.kept)],
+        )
 
     @routes.post("/subjects/{ref}/restore", body=OccurrenceBody, problems=[404])
     async def restore_occurrence(ref: NamePath, body: Any, visitor: Visitor) -> None:

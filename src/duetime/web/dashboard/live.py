@@ -1,8 +1,8 @@
-"""Live updates: tells open pages that something changed, and they fetch themselves again.
+"""Live updates: notifies open pages of changes, and they fetch themselves again.
 
 One loop per service reads, while any page listens. What it reads is cheap: it does not grow with
-the number of pages or of jobs. What the pages cost does, so they are told less often the longer
-they take: all of them together get a small share of the time.
+the number of pages or of jobs. What the pages cost does, so they are notified less often the
+longer they take: all of them together get a small share of the time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MOST_PLACES = 50
 """How many streams a visitor can have open at once, so that none can use up the service."""
 _EVERY_SECONDS = 1.0
 _AT_LEAST_EVERY_SECONDS = 10.0
-"""Relative times grow old even if nothing changes: after so long pages are told anyway."""
+"""Relative times grow old even if nothing changes: after this time pages refresh anyway."""
 _LONGEST_PAUSE = 15.0
 _SHARE = 0.02
-"""Of the time, that all pages together may take to refresh themselves. While workers use every
-core, pages take longer, and are told less often."""
+"""The share of the time that all pages together may take to refresh. While workers use every core,
+pages take longer, and are notified less often."""
 
 
 class Live:
-    """The pages that listen, and the loop that tells them."""
+    """The pages that listen, and the loop that notifies them."""
 
     def __init__(self, app: Duetime, refreshes: Refreshes[Any]) -> None:
         self._app = app
@@ -64,39 +64,39 @@ class Live:
 
     async def changes(self) -> AsyncGenerator[None]:
         """Yield whenever something may have changed."""
-        told = asyncio.Event()
-        self._listeners.add(told)
+        changed = asyncio.Event()
+        self._listeners.add(changed)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._watch(), name="duetime-live")
         try:
             while True:
-                await told.wait()
-                told.clear()
+                await changed.wait()
+                changed.clear()
                 yield
         finally:
-            self._listeners.discard(told)
+            self._listeners.discard(changed)
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.cancel()
 
     async def _watch(self) -> None:
-        told_at = 0.0
+        notified_at = 0.0
         while self._listeners:
             try:
                 changed = await self._has_changed()
             except DuetimeError:
                 changed = True  # The pages say so when they are fetched.
             began = time.monotonic()
-            if changed or began >= told_at + _AT_LEAST_EVERY_SECONDS:
-                told_at = began
+            if changed or began >= notified_at + _AT_LEAST_EVERY_SECONDS:
+                notified_at = began
                 self._refreshes.clear()
-                for told in self._listeners:
-                    told.set()
+                for listener in self._listeners:
+                    listener.set()
             await self._pause(began, self._refreshes.spent)
 
     async def _pause(self, began: float, spent: float) -> None:
-        """Sleep until pages may be told again, by what they have taken since."""
+        """Sleep until pages may refresh again: longer, the longer they have taken since."""
         pause = _EVERY_SECONDS
         while (left := began + pause - time.monotonic()) > 0:
             await asyncio.sleep(left)
@@ -114,7 +114,7 @@ class Live:
 
 
 def pause_after(spent: float) -> float:
-    """How many seconds after pages were told they may be told again, if they took so many.
+    """How long to wait before pages refresh again, if the last refresh took `spent` seconds.
 
     >>> pause_after(0.01), pause_after(0.1), pause_after(30.0)
     (1.0, 5.0, 15.0)

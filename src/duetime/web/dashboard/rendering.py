@@ -105,7 +105,7 @@ class Templates:
             with_query=partial(with_query, query),
             moment=partial(moment, zone=zone, now=now or datetime.now(UTC)),
             clock=partial(clock, zone=zone, now=now),
-            told=partial(told, zone=zone, now=now or datetime.now(UTC)),
+            localized=partial(localized, zone=zone, now=now or datetime.now(UTC)),
             **others,
         )
 
@@ -151,11 +151,11 @@ _WRITTEN = re.compile(
 )
 
 
-def told(text: Any, length: int = 500, *, zone: ZoneInfo, now: datetime) -> Markup:
-    """A sentence, in which times that are written in UTC stand in the viewer's zone.
+def localized(text: Any, length: int = 500, *, zone: ZoneInfo, now: datetime) -> Markup:
+    """A sentence whose times, written in UTC, are shown in the viewer's time zone.
 
     >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    >>> text = told("Due at 2026-01-01T12:00:00Z.", zone=ZoneInfo("Asia/Tokyo"), now=noon)
+    >>> text = localized("Due at 2026-01-01T12:00:00Z.", zone=ZoneInfo("Asia/Tokyo"), now=noon)
     >>> text.striptags()
     'Due at 21:00:00.'
     """
