@@ -64,6 +64,8 @@ CATALOGUE: dict[str, Spec] = {
     "pickup_p99_ms": Spec("ms", "raw LISTEN/NOTIFY"),
     "lateness_p50_ms": Spec("ms", "raw sleeping loop"),
     "lateness_p99_ms": Spec("ms", "raw sleeping loop", _most(10)),
+    "lateness_computing_p50_ms": Spec("ms", "raw sleeping loop", only_full=True),
+    "lateness_computing_p99_ms": Spec("ms", "raw sleeping loop", _most(10), only_full=True),
     "drain_future_1m": Spec("jobs/s", "no future jobs", _least(0.9)),
     "drain_future_10m": Spec("jobs/s", "no future jobs", _least(0.95), only_full=True),
     "drain_finished_10m": Spec("jobs/s", "no finished jobs", _least(0.95), only_full=True),
@@ -97,8 +99,8 @@ CATALOGUE: dict[str, Spec] = {
     "sqlite_drain": Spec("jobs/s", "raw sqlite3", _least(0.6)),
     "sqlite_bulk_enqueue": Spec("jobs/s", "raw executemany", _least(0.6)),
     "sqlite_pickup_p50_ms": Spec("ms", "raw sqlite3, polled", _most(5)),
-    "sqlite_schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
-    "sqlite_schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(20)),
+    "sqlite_schedule_lateness_p50_ms": Spec("ms", "another scheduler", only_full=True),
+    "sqlite_schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(20), only_full=True),
     "rss_idle_mb": Spec("MB", "a bare psycopg loop"),
     "rss_million_mb": Spec(
         "MB", "after a tenth of the jobs", Target("ratio", "most", 1.1), only_full=True

@@ -72,6 +72,17 @@ class Parent:
         os._exit(0)
 
 
+def compute_in_thread() -> None:
+    """Compute for the rest of this process's life, as a plain handler would, in a thread."""
+
+    def compute() -> None:
+        number = 0
+        while True:
+            number += 1
+
+    threading.Thread(target=compute, daemon=True).start()
+
+
 async def sleep_until(moment: float) -> None:
     """Sleep until the wall clock shows `moment`, and never less."""
     while (left := moment - time.time()) > 0:  # noqa: ASYNC110

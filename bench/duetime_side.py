@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.child import Parent
+from bench.child import Parent, compute_in_thread
 from bench.payload import note_for
 from duetime import Context, Duetime, Reminder
 from duetime.domain.jobs.job import ClaimedJob, FinishedJob
@@ -93,12 +93,22 @@ class Bench:
 # Roles: see `bench.child`
 
 
-async def work(parent: Parent, *, database: str, metrics: str = "counted", **settings: Any) -> None:
+async def work(
+    parent: Parent,
+    *,
+    database: str,
+    metrics: str = "counted",
+    computing: bool = False,
+    **settings: Any,
+) -> None:
     """A worker. Says how many jobs have ended; when told to stop, its times and its count.
 
-    Its metrics are `counted`, `scraped` every second, too, or `off`.
+    Its metrics are `counted`, `scraped` every second, too, or `off`. `computing`: beside a thread
+    that computes all the time.
     """
     logging.basicConfig(level=logging.WARNING)
+    if computing:
+        compute_in_thread()
     bench = Bench(database, parent, **settings)
     if metrics == "off":
         bench.stopwatch.tally = Uncounted()

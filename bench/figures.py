@@ -23,6 +23,7 @@ _LABELS = {
     "pickup_p50_ms": "an idle worker, from the commit to the handler",
     "lateness_p50_ms": "timers, from their due time to the handler",
     "lateness_p99_ms": "the same, 99 of 100",
+    "lateness_computing_p99_ms": "beside a handler that computes in a thread, 99 of 100",
     "drain_future_1m": "beside 1,000,000 future jobs",
     "drain_future_10m": "beside 10,000,000 future jobs",
     "drain_finished_10m": "beside 10,000,000 finished jobs",

@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 import psycopg
 
-from bench.child import Parent, sleep_until
+from bench.child import Parent, compute_in_thread, sleep_until
 from bench.payload import note_for
 
 BATCH = 500
@@ -162,8 +162,10 @@ async def listen(parent: Parent, *, dsn: str) -> None:
             await connection.execute("delete from raw_job where id = $1", row[0])
 
 
-async def sleep_until_due(parent: Parent, *, dsn: str) -> None:
+async def sleep_until_due(parent: Parent, *, dsn: str, computing: bool = False) -> None:
     """A worker that sleeps until the next job is due."""
+    if computing:
+        compute_in_thread()
     connection = await asyncpg.connect(dsn)
     claim = await connection.prepare(CLAIM)
     ahead = await connection.prepare(NEXT)

@@ -42,6 +42,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("api_enqueue",): api.measure,
     ("pickup_p50_ms", "pickup_p99_ms"): pickup.measure,
     ("lateness_p50_ms", "lateness_p99_ms"): lateness.measure,
+    ("lateness_computing_p50_ms", "lateness_computing_p99_ms"): lateness.measure_computing,
     ("drain_future_1m",): drain.measure_future,
     ("drain_future_10m", "drain_finished_10m"): drain.measure_crowds,
     ("drain_scraped",): watched.measure_scraped,

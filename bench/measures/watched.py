@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from bench.cpu import cpu_seconds
-from bench.environment import Environment, stop_worker
+from bench.environment import Environment, execute, stop_worker
 from bench.measures import drain
 from bench.processes import Child
 from bench.reading import Reading, medians, percentile
@@ -26,7 +26,8 @@ def measure_scraped(environment: Environment) -> dict[str, Reading]:
     """With metrics that are scraped every second, beside none."""
 
     def drain_with(metrics: str) -> Drained:
-        with Child("worker", database=environment.database("plain"), metrics=metrics) as worker:
+        database = _emptied(environment)
+        with Child("worker", database=database, metrics=metrics) as worker:
             worker.hear()
             return _drain(environment, worker, [])
 
@@ -39,15 +40,15 @@ def measure_scraped(environment: Environment) -> dict[str, Reading]:
 
 def measure_tabs(environment: Environment) -> dict[str, Reading]:
     """With ten open tabs of a dashboard that is scraped every second, beside none."""
-    database = environment.database("plain")
     waits: list[float] = []
 
     def alone() -> Drained:
-        with Child("worker", database=database) as worker:
+        with Child("worker", database=_emptied(environment)) as worker:
             worker.hear()
             return _drain(environment, worker, [])
 
     def watched() -> Drained:
+        database = _emptied(environment)
         with Child("service", database=database) as service:
             port = service.hear()["port"]
             with Child("worker", database=database) as worker, _tabs(port, waits):
@@ -59,11 +60,10 @@ def measure_tabs(environment: Environment) -> dict[str, Reading]:
 
 def measure_serve(environment: Environment) -> dict[str, Reading]:
     """The same with worker and dashboard in one process, beside nobody who looks."""
-    database = environment.database("plain")
     waits: list[float] = []
 
     def serve(*, watched: bool) -> Drained:
-        with Child("serving_worker", database=database) as worker:
+        with Child("serving_worker", database=_emptied(environment)) as worker:
             port = worker.hear()["port"]
             if not watched:
                 return _drain(environment, worker, [])
@@ -86,10 +86,18 @@ def _tabs(port: int, waits: list[float]) -> Iterator[None]:
         waits.extend(tabs.hear()["waits"])
 
 
+def _emptied(environment: Environment) -> str:
+    """Return the URL of a database without jobs. Call it before anything is connected: TRUNCATE
+    and a statement that reads the same tables in another order wait for each other."""
+    database = environment.database("plain")
+    execute(database, drain.EMPTY_DUETIME)
+    return database
+
+
 def _drain(environment: Environment, worker: Child, others: list[int]) -> Drained:
     """Let a ready worker work off what is stored first; `others`: processes that cost, too."""
     database, jobs = environment.database("plain"), environment.scale.drain_jobs
-    before = drain.load(database, jobs)
+    before = drain.load(database, jobs, empty=False)
     pids = [environment.server.pid, worker.pid, *others]
     began = cpu_seconds(pids)
     drain.work_until_ended([worker], jobs)

@@ -27,6 +27,8 @@ NAMES = {
     "pickup_p99_ms",
     "lateness_p50_ms",
     "lateness_p99_ms",
+    "lateness_computing_p50_ms",
+    "lateness_computing_p99_ms",
     "drain_future_1m",
     "drain_scraped",
     "dashboard_tabs",
