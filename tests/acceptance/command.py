@@ -48,6 +48,8 @@ class Answer:
 
 def environment(url: str | None, **more: str) -> dict[str, str]:
     clean = {name: text for name, text in os.environ.items() if not name.startswith("DUETIME_")}
+    # Else a line is several writes, and those of processes that share an output mix.
+    clean.pop("PYTHONUNBUFFERED", None)
     return clean | ({} if url is None else {"DUETIME_DATABASE": url}) | more
 
 
