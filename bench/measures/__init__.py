@@ -57,6 +57,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("schedule_fire_1000", "schedule_claim_p99_ms", "schedule_start_p99_ms"): fire.measure,
     (
         "put_many_100k",
+        "put_many_armed_100k",
         "reminder_bytes",
         "scope_change_ms",
         "rearm_100k",
@@ -70,7 +71,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
         "reminders_10m_send",
         "reminders_10m_lateness_p99_ms",
     ): many_reminders.measure,
-    ("track_update_100k", "track_move_p50_ms"): reminders.measure_tracked,
+    ("track_update_100k", "track_armed_100k", "track_move_p50_ms"): reminders.measure_tracked,
     ("drain_pinned",): pinned.measure,
     ("drain_pinned_unpinned",): pinned.measure_beside_none,
     ("sqlite_drain",): sqlite.measure_drain,

@@ -185,8 +185,14 @@ async def _arm(database: str, subjects: int) -> dict[str, Reading]:
         began = time.perf_counter()
         await app.subjects.put_many(some)
         seconds += time.perf_counter() - began
+    began = time.perf_counter()
+    await rearm_stale(app)
+    all_seconds = seconds + time.perf_counter() - began
+    if _count_armed(database) != 2 * subjects:
+        raise Wrong(f"{_count_armed(database)} reminders are armed for {subjects} subjects")
     bare, audit = _insert_bare(database, subjects)
     put_many = Reading(subjects / seconds, subjects / (bare + audit))
+    put_many_armed = Reading(subjects / all_seconds, subjects / (bare + audit))
     execute(database, "vacuum analyze", "checkpoint")
     size = Reading(
         _bytes(database, "duetime.reminder", "duetime.job", "duetime.due"),
@@ -212,12 +218,25 @@ async def _arm(database: str, subjects: int) -> dict[str, Reading]:
         raise Wrong(f"{put.affected} of {subjects} subjects were armed, with {armed} reminders")
     return {
         "put_many_100k": put_many,
+        "put_many_armed_100k": put_many_armed,
         "reminder_bytes": size,
         "scope_change_ms": Reading(change * 1e3, write * 1e3),
         "rearm_100k": Reading(
             subjects / seconds, subjects / bare, note=f"one of two rules; {seconds:.1f} s"
         ),
     }
+
+
+async def _arm_rest(database: str) -> None:
+    """Arm what a large statement has left to workers, as they do."""
+    app = Bench(database).app
+    await rearm_stale(app)
+    await app.close()
+
+
+def _count_armed(database: str) -> int:
+    [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
+    return int(armed)
 
 
 def _insert_bare(database: str, subjects: int) -> tuple[float, float]:
@@ -294,6 +313,7 @@ def measure_tracked(environment: Environment) -> dict[str, Reading]:
         app = Bench(database).app
         await app.tables.put("game", id="id", due="starts", data=["title"], remind=["-1h"])
         await app.close()
+        await _arm_rest(database)
 
     asyncio.run(track())
     execute(database, "vacuum analyze", "checkpoint")
@@ -303,13 +323,16 @@ def measure_tracked(environment: Environment) -> dict[str, Reading]:
     # Once: it takes seconds.
     bare = rows / _time_on(database, _MOVE_BARE)
     execute(database, "drop schema same cascade", "checkpoint")
-    tracked = rows / _time_on(database, "update game set starts = starts + interval '1 hour'")
-    [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
-    if armed != rows:
-        raise Wrong(f"{armed} reminders are armed for {rows} rows")
+    update = _time_on(database, "update game set starts = starts + interval '1 hour'")
+    began = time.perf_counter()
+    asyncio.run(_arm_rest(database))
+    seconds = update + time.perf_counter() - began
+    if _count_armed(database) != rows:
+        raise Wrong(f"{_count_armed(database)} reminders are armed for {rows} rows")
     environment.drop("tracked")
     return {
-        "track_update_100k": Reading(tracked, bare),
+        "track_update_100k": Reading(rows / update, bare),
+        "track_armed_100k": Reading(rows / seconds, bare),
         "track_move_p50_ms": Reading(single["game"], single["bare"]),
     }
 

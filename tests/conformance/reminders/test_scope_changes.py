@@ -271,7 +271,7 @@ async def test_what_came_due_before_a_second_change_is_late_whichever_is_followe
     await app.scopes.put("guild", remind=["-1h", "-30m"])
     with psycopg.connect(backend.url) as other:
         # Another worker has taken what is left of the first change.
-        other.execute("select from duetime.scope_change_part for update")
+        other.execute("select from duetime.bulk_change_part for update")
         assert await rearm_stale(app) is None
 
     assert await armed(app) == ["-1h"] * MANY + ["-30m"] * MANY

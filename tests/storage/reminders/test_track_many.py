@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from duetime import Duetime
+from duetime.reminders.rearm import rearm_stale
 
 ROWS = 12_001
 """More than two parts."""
@@ -25,11 +26,13 @@ async def test_every_row_of_a_large_statement_is_followed_once(pg_url: str) -> N
             " n %% 3, false from generate_series(1, %s) as n",
             [ROWS],
         )
+        await rearm_stale(app)
 
         connection.execute(
             "update game set starts = starts + interval '1 hour', done = id %% 4 = 0 where id > 1",
             [],
         )
+        await rearm_stale(app)
         found = connection.execute(
             "select s.ref = 'game:1', s.status, s.revision, s.scope = 'guild:' || g.guild,"
             " s.due_at = g.starts, array_agg(r.status order by r.id), count(d.job_id),"

@@ -32,7 +32,7 @@ OWN_TABLES = frozenset(
         "flow_signal", "flow_step", "idempotency", "installation", "installation_secret", "job",
         "job_key", "login_failure", "migration", "parked", "progress", "queue", "rate_use",
         "recipient", "recipient_use", "reminder", "rule", "schedule", "schedule_preset",
-        "schedule_tick", "scope", "scope_change", "scope_change_part", "service", "session",
+        "schedule_tick", "scope", "bulk_change", "bulk_change_part", "service", "session",
         "subject", "task", "timeline", "tracked", "tracked_scope", "waiter", "worker",
         "worker_name", "zone",
     }

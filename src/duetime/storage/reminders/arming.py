@@ -58,13 +58,20 @@ class ArmingStatements:
         now = yield from self._dialect.now()
         yield from self._dialect.run("rearm_ask", {"at": now if at is None else at})
 
-    def _rearm_stored(self, subjects: Sequence[Subject], why: Reason | None) -> Statements:
-        """`_rearm` of subjects that are locked and stored: in SQL where that can."""
+    def _rearm_stored(
+        self, subjects: Sequence[Subject], why: Reason | None, *, change: int | None = None
+    ) -> Statements:
+        """`_rearm` of subjects that are locked and stored: in SQL where that can.
+
+        `change`: they are many, and were stored as waiting for it. Workers arm most of them.
+        """
         here = list(subjects)
         if self._dialect.arms:
             here = [subject for subject in subjects if subject.has_plan]
             there = [subject.id for subject in subjects if not subject.has_plan]
-            if there:
+            if change is not None:
+                yield from self._dialect.run("change_end", {"ids": there, "change": change})
+            elif there:
                 yield from self._dialect.run("rearm_these", {"ids": there, "why": why})
         if here:
             yield from self._rearm(here, why)

@@ -18,6 +18,8 @@ from duetime.storage.reminders.scopes import ScopeStatements
 from duetime.storage.store import Row, Statement, Statements, run_many
 
 _NEWEST = 2**63 - 1
+_MANY = 5000
+"""Where SQL arms, more subjects than this are armed by workers. In SQL, too."""
 
 
 class ReminderStatements(ScopeStatements):
@@ -27,16 +29,19 @@ class ReminderStatements(ScopeStatements):
 
     def put(self, subjects: Sequence[Subject], *, actor: str) -> Statements:
         """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`."""
-        answer, moved = yield from self._store(subjects, actor)
-        yield from self._rearm_stored(moved, None)
+        change: int | None = None
+        if self._dialect.arms and len(subjects) > _MANY:
+            [(change,)] = yield from self._dialect.run("change_begin", {})
+        answer, moved = yield from self._store(subjects, actor, change)
+        yield from self._rearm_stored(moved, None, change=change)
         return answer
 
     def _store(
-        self, subjects: Sequence[Subject], actor: str
+        self, subjects: Sequence[Subject], actor: str, change: int | None = None
     ) -> Generator[Statement, list[Row], tuple[dict[str, str], list[Subject]]]:
         """Store subjects; return the answer of `put`, and those whose reminders may differ now.
 
-        All of them are locked, and have their ids and revisions.
+        All of them are locked, and have their ids and revisions. `change`: what they wait for.
         """
         refs = [subject.ref for subject in subjects]
         yield from self._check_scopes(subjects)
@@ -44,7 +49,7 @@ class ReminderStatements(ScopeStatements):
         fresh = [subject for subject in subjects if subject.ref not in stored]
         answer: dict[str, str] = {}
         if fresh:
-            documents = [subject_document(s) for s in fresh]
+            documents = [subject_document(s, change) for s in fresh]
             rows = yield from run_many(self._dialect, "subject_insert", documents)
             answer = {row[0]: "added" for row in rows}
             ids = {row[0]: row[1] for row in rows}
@@ -86,7 +91,7 @@ class ReminderStatements(ScopeStatements):
             events.append(
                 event | {"before": subject_summary(known), "after": subject_summary(given)}
             )
-        yield from self._update(changed)
+        yield from self._update(changed, change)
         yield from run_many(self._dialect, "audit_write", events)
         return answer, moved
 
@@ -116,9 +121,9 @@ class ReminderStatements(ScopeStatements):
             return True
         return False
 
-    def _update(self, subjects: Sequence[Subject]) -> Statements:
+    def _update(self, subjects: Sequence[Subject], change: int | None = None) -> Statements:
         documents = [
-            subject_document(subject) | {"id": subject.id, "revision": subject.revision}
+            subject_document(subject, change) | {"id": subject.id, "revision": subject.revision}
             for subject in subjects
         ]
         yield from run_many(self._dialect, "subject_update", documents)

@@ -41,7 +41,8 @@ def read_rules(text: str | None) -> tuple[Rule, ...] | None:
     return tuple(Rule.from_json(value) for value in msgspec.json.decode(text))
 
 
-def subject_document(subject: Subject) -> dict[str, Any]:
+def subject_document(subject: Subject, change: int | None = None) -> dict[str, Any]:
+    """`change`: the one after which workers arm it, unless it is armed in Python."""
     rules = subject.rules
     return {
         "ref": subject.ref,
@@ -53,6 +54,7 @@ def subject_document(subject: Subject) -> dict[str, Any]:
         "data": subject.data,
         "recipients": list(subject.recipients),
         "repeats": subject.repeats and subject.repeats.to_json(),
+        "change": None if subject.has_plan else change,
     }
 
 

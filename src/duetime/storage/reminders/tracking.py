@@ -114,7 +114,8 @@ class TrackingStatements:
     def fill(
         self, track: Track, table: TableInfo, after: Sequence[str] | None, most: int
     ) -> Statements:
-        yield from self._dialect.run("track_patience", {})
+        # Of a large table, workers arm all but the first rows. So these are locked for an instant.
+        yield from self._dialect.run("track_patience", {"arm_later": after is not None})
         return (yield from self.triggers.fill(track, table, after, most))
 
     def missing(self, track: Track, table: TableInfo) -> Statements:

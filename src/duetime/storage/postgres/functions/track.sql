@@ -202,6 +202,9 @@ declare
     closed bigint[];
     missing bigint;
     made bigint;
+    -- A change that the moved ones wait for, if they are too many to be armed here.
+    number bigint;
+    waiting bigint[] := '{}';
     foreign_ref text;
     part record;
 begin
@@ -251,7 +254,10 @@ begin
         -- One that another transaction has deleted while this one waited for it is made again.
         exit when not duetime._make_scopes(given_scopes, actor);
     end loop;
-    made := duetime._changes_made();
+    if duetime._arms_later(cardinality(refs)) then
+        number := duetime._begin_change();
+    end if;
+    made := coalesce(-number, duetime._changes_made());
     perform from duetime.subject as s
     where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
 
@@ -367,7 +373,8 @@ begin
                     problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
                     tracked = track,
                     revision = s.revision + (c.moves or c.closes)::integer,
-                    armed_under = case when c.moves then made else s.armed_under end,
+                    armed_under = case when c.closes then greatest(s.armed_under, 0)
+                                       when c.moves then made else s.armed_under end,
                     updated_at = moment
                 from change as c where s.id = c.id
             ), fresh as materialized (
@@ -418,7 +425,9 @@ begin
                 array(select c.id from change as c where c.closes),
                 (select count(*) from fresh) - (select count(*) from added)
             into moved, closed, missing;
-            if cardinality(moved) > 0 then
+            if number is not null then
+                waiting := waiting || moved;
+            elsif cardinality(moved) > 0 then
                 perform duetime.rearm(moved);
             end if;
             if cardinality(closed) > 0 then
@@ -428,6 +437,9 @@ begin
             exit when missing = 0;
         end loop;
     end loop;
+    if number is not null then
+        perform duetime._end_change(number, waiting);
+    end if;
     select min(s.ref) into foreign_ref from duetime.subject as s
     where s.ref = any (refs) and s.tracked is distinct from track;
     if foreign_ref is not null and tracked_row.problem is null then

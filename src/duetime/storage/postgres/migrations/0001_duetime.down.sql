@@ -26,7 +26,7 @@ drop table duetime.timeline, duetime.alert, duetime.attempt_sample, duetime.atte
     duetime.tracked_scope,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
-    duetime.reminder, duetime.rule, duetime.scope_change_part, duetime.scope_change, duetime.subject, duetime.scope,
+    duetime.reminder, duetime.rule, duetime.bulk_change_part, duetime.bulk_change, duetime.subject, duetime.scope,
     duetime.audit, duetime.schedule_preset, duetime.service, duetime.schedule_tick, duetime.schedule,
     duetime.waiter, duetime.progress, duetime.parked, duetime.rate_use, duetime.queue,
     duetime.job_key, duetime.task, duetime.worker_name, duetime.worker, duetime.attempt,

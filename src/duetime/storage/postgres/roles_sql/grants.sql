@@ -40,16 +40,16 @@ grant execute on all functions in schema "duetime" to duetime_worker;
 grant select on all tables in schema "duetime" to duetime_operator;
 grant insert on duetime.job, duetime.due, duetime.parked, duetime.attempt, duetime.job_key, duetime.queue,
     duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.audit, duetime.scope,
-    duetime.subject, duetime.scope_change, duetime.scope_change_part, duetime.rule, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest,
+    duetime.subject, duetime.bulk_change, duetime.bulk_change_part, duetime.rule, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest,
     duetime.delivery, duetime.channel_rate, duetime.channel_use, duetime.zone, duetime.waiter, duetime.flow_step,
     duetime.flow_signal to duetime_operator;
 grant update on duetime.job, duetime.due, duetime.parked, duetime.claim, duetime.job_key, duetime.queue,
     duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.scope, duetime.subject,
-    duetime.scope_change, duetime.scope_change_part, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest, duetime.delivery,
+    duetime.bulk_change, duetime.bulk_change_part, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest, duetime.delivery,
     duetime.channel_rate, duetime.flow_step to duetime_operator;
 grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, duetime.schedule,
-    duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.scope_change,
-    duetime.scope_change_part, duetime.subject, duetime.reminder,
+    duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.bulk_change,
+    duetime.bulk_change_part, duetime.subject, duetime.reminder,
     duetime.recipient, duetime.recipient_use, duetime.digest, duetime.channel_use, duetime.waiter, duetime.flow_step
     to duetime_operator;
 grant usage on all sequences in schema "duetime" to duetime_operator;

@@ -16,7 +16,7 @@ order by s.id limit (select most from input);
 select 1 from json_to_record(%s::json) as g(patience bigint)
 where exists (select from duetime.subject as s
               where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond')
-   or exists (select from duetime.scope_change as c
+   or exists (select from duetime.bulk_change as c
               where c.at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
 -- name: reminders_check
@@ -27,7 +27,7 @@ where exists (select from duetime.reminder as r
    or exists (select from duetime.digest as d where d.status = 'sending')
    or exists (select from duetime.subject as s
               where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond')
-   or exists (select from duetime.scope_change as c
+   or exists (select from duetime.bulk_change as c
               where c.at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
 -- name: rearm_turn
@@ -80,8 +80,9 @@ select c.name from chain as c left join shared as s on s.ref = c.ref
 group by c.name having count(*) = count(s.ref);
 
 -- name: rearm_lock
--- What others have locked is left to them, or to a later look.
-select s.id, s.rearm_at from duetime.subject as s cross join (select %s::json as doc) as i
+-- What others have locked is left to them, or to a later look. One that also waits for a change: as of that.
+select s.id, least(s.rearm_at, (select c.at from duetime.bulk_change as c where c.id = -s.armed_under))
+from duetime.subject as s cross join (select %s::json as doc) as i
 where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
   and s.rearm_at <= (select duetime.now())
   and (s.scope is null
@@ -98,6 +99,13 @@ returning id, ref;
 select duetime.rearm(array(select value::bigint from json_array_elements_text(g.ids)), g.why)
 from json_to_record(%s::json) as g(ids json, why json);
 
+-- name: change_begin
+select duetime._begin_change() where %s::json is not null;
+
+-- name: change_end
+select duetime._end_change(g.change, array(select value::bigint from json_array_elements_text(g.ids)))
+from json_to_record(%s::json) as g(ids json, change bigint);
+
 -- name: scope_changed
 select duetime.scope_changed(%s::json ->> 'ref');
 
@@ -109,7 +117,7 @@ select duetime.follow_changes((%s::json ->> 'most')::integer);
 select duetime._rearm_outdated(array_agg(s.id), n.id, n.at)
 from json_to_record(%s::json) as g(refs json)
 join duetime.subject as s on s.ref = any (array(select json_array_elements_text(g.refs)))
-cross join (select max(c.id) as id, min(c.at) as at from duetime.scope_change as c) as n
+cross join (select max(c.id) as id, min(c.at) as at from duetime.bulk_change as c) as n
 where n.id is not null and duetime._is_outdated(s.scope, s.armed_under)
 group by n.id, n.at;
 
@@ -122,7 +130,7 @@ with recursive chain as (
     where c.level < 100
 )
 select c.scope, c.at, c.total, p.count
-from duetime.scope_change as c
+from duetime.bulk_change as c
 cross join lateral (select sum(cardinality(p.ids))::bigint as count
-                    from duetime.scope_change_part as p where p.change_id = c.id) as p
+                    from duetime.bulk_change_part as p where p.change_id = c.id) as p
 where c.scope in (select ref from chain) order by c.id;

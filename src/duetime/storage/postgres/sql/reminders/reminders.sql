@@ -158,10 +158,10 @@ from json_to_record(%s::json) as g(ref text);
 insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients, repeats,
                              armed_under)
 select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients, g.repeats,
-    (select duetime._changes_made())
+    coalesce(-g.change, (select duetime._changes_made()))
 from json_to_recordset(%s::json) as g(
     ref text, scope text, due_at timestamptz, tz text, status text, rules json, data json,
-    recipients json, repeats json)
+    recipients json, repeats json, change bigint)
 order by g.ref
 on conflict (ref) do nothing
 returning ref, id;
@@ -175,13 +175,13 @@ where id = any (array(select value::bigint from json_array_elements_text(%s::jso
 update duetime.subject as s
 set scope = g.scope, due_at = g.due_at, tz = g.tz, status = g.status, rules = g.rules,
     data = g.data, recipients = g.recipients, repeats = g.repeats, revision = g.revision,
-    -- Another revision is armed in this transaction, under the scopes that it has locked.
+    -- Another revision is armed in this transaction, under the scopes that it has locked, or by workers.
     armed_under = case when s.revision = g.revision then s.armed_under
-                       else (select duetime._changes_made()) end,
+                       else coalesce(-g.change, (select duetime._changes_made())) end,
     updated_at = duetime.now()
 from json_to_recordset(%s::json) as g(
     id bigint, scope text, due_at timestamptz, tz text, status text, rules json, data json,
-    recipients json, repeats json, revision integer)
+    recipients json, repeats json, revision integer, change bigint)
 where s.id = g.id;
 
 -- name: subject_delete

@@ -5,8 +5,8 @@
 -- Who waits for a lock of ours is a user's write: we give up first, and try again.
 -- Names are PostgreSQL's own unless their schema is said: so it is in the trigger, which runs with the
 -- rights of the table's owner.
-select set_config('lock_timeout', '500ms', true), set_config('search_path', 'pg_catalog, pg_temp', true)
-where %s::json is not null;
+select set_config('lock_timeout', '500ms', true), set_config('search_path', 'pg_catalog, pg_temp', true),
+    set_config('duetime.arm_later', coalesce(%s::json ->> 'arm_later', ''), true);
 
 -- name: track_table
 -- A table, whether we may change it, its columns, and the sets of columns that are unique. If a

@@ -1,20 +1,24 @@
--- Changes of scopes. A change stores one row, whatever is below the scope; workers arm the subjects below
--- again, some at a time. A subject is outdated while a scope around it has a change that the subject was
--- not armed under, and nothing is sent for it meanwhile.
+-- Changes that concern many subjects: of a scope with many below it, and of many subjects that one statement or
+-- one `put_many` writes. A change stores one row; workers arm its subjects, some at a time. A subject is outdated while
+-- it waits for the change that it was written with (`armed_under` is its number, negated), or while a scope around it has a
+-- change that the subject was not armed under. Nothing is sent for it meanwhile.
 
 -- The number of the last change. Read it while the scopes around a subject are locked: then every change of
 -- them has a number up to this one, or will get a higher one.
 create or replace function duetime._changes_made() returns bigint
     language sql volatile as $$
-    select coalesce(pg_sequence_last_value('duetime.scope_change_id_seq'), 0)
+    select coalesce(pg_sequence_last_value('duetime.bulk_change_id_seq'), 0)
 $$;
 
--- Whether a scope, or one around it, has a change that the subject was not armed under.
+-- Whether the subject waits for a change, or its scope, or one around it, has one that it was not armed under.
 create or replace function duetime._is_outdated(scope text, armed_under bigint) returns boolean
     language plpgsql stable as $$
 begin
+    if armed_under < 0 then
+        return true;
+    end if;
     if scope is null
-        or not exists (select from duetime.scope_change as c where c.id > _is_outdated.armed_under)
+        or not exists (select from duetime.bulk_change as c where c.id > _is_outdated.armed_under)
     then
         return false;
     end if;
@@ -27,7 +31,7 @@ begin
             from chain as n join duetime.scope as s on s.ref = n.parent
             where n.level < 100
         )
-        select from duetime.scope_change as c
+        select from duetime.bulk_change as c
         where c.id > _is_outdated.armed_under and c.scope in (select n.ref from chain as n));
 end $$;
 
@@ -81,7 +85,7 @@ begin
         return 0;
     end if;
     -- The number is taken while the scope's row is ours: see `_changes_made`.
-    insert into duetime.scope_change as c (scope, at) values (scope_changed.ref, moment)
+    insert into duetime.bulk_change as c (scope, at) values (scope_changed.ref, moment)
     returning c.id into number;
     if total <= few then
         ids := array(select s.id from duetime.subject as s
@@ -101,7 +105,7 @@ begin
     end if;
     ids := duetime._rearm_outdated(ids, number, moment);
     if total <= few and cardinality(ids) = 0 and sees_all then
-        delete from duetime.scope_change as c where c.id = number;
+        delete from duetime.bulk_change as c where c.id = number;
     else
         perform duetime.request_rearm(moment);
     end if;
@@ -146,9 +150,9 @@ exception when lock_not_available then
     return false;
 end $$;
 
--- Arm again those of the subjects that were armed under a change before this one, as of the time of the first change
--- that they were not armed under, else `as_of`: what came due since is late, not past. Returns those that are left,
--- since others have locked them or their scopes.
+-- Arm again those of the subjects that were armed under a change before this one, as of the time of the change that
+-- they wait for or of the first one that they were not armed under, else `as_of`: what came due since is late, not
+-- past. Returns those that are left, since others have locked them or their scopes.
 create or replace function duetime._rearm_outdated(
     ids bigint[], change_id bigint, as_of timestamptz) returns bigint[]
     language plpgsql as $$
@@ -168,10 +172,10 @@ begin
         mine := array(
             select s.id from duetime.subject as s
             where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.armed_under < change_id
-              and s.scope = any (names)
+              and (s.scope = any (names) or (s.scope is null and s.armed_under < 0))
             order by s.id for update skip locked);
     end if;
-    if (select count(*) from duetime.scope_change) > 1 then
+    if (select count(*) from duetime.bulk_change) > 1 then
         for since, part in
             with recursive chain as (
                 select s.ref as scope, s.ref, s.parent, 1 as level from duetime.scope as s
@@ -185,13 +189,14 @@ begin
             ), first as materialized (
                 select o.scope, o.armed_under, min(c.at) as at
                 from (select distinct o.scope, o.armed_under from outdated as o) as o
-                join chain as n on n.scope = o.scope
-                join duetime.scope_change as c on c.scope = n.ref and c.id > o.armed_under
+                join duetime.bulk_change as c on case when o.armed_under < 0 then c.id = -o.armed_under
+                    else c.id > o.armed_under
+                         and c.scope in (select n.ref from chain as n where n.scope = o.scope) end
                 group by 1, 2
             )
             select coalesce(f.at, as_of) as at, array_agg(o.id order by o.id)
             from outdated as o
-            left join first as f on f.scope = o.scope and f.armed_under = o.armed_under
+            left join first as f on f.scope is not distinct from o.scope and f.armed_under = o.armed_under
             group by 1 order by 1
         loop
             perform duetime._rearm_under(part, made, why, since);
@@ -201,7 +206,7 @@ begin
     end if;
     return array(select s.id from duetime.subject as s
                  where s.id = any (ids) and s.id <> all (mine) and coalesce(s.status, '') = 'open'
-                   and s.armed_under < change_id and s.scope is not null);
+                   and s.armed_under < change_id and (s.scope is not null or s.armed_under < 0));
 end $$;
 
 -- Arm subjects again, under the changes made so far.
@@ -209,13 +214,119 @@ create or replace function duetime._rearm_under(
     ids bigint[], made bigint, why json, as_of timestamptz) returns void
     language plpgsql as $$
 begin
-    -- A revision of its own: what comes back is armed again, beside what it was.
-    update duetime.subject as s set revision = s.revision + 1, armed_under = made
+    -- A revision of its own: what comes back is armed again, beside what it was. One that was written together with
+    -- others has it.
+    update duetime.subject as s set revision = s.revision + (s.armed_under >= 0)::integer, armed_under = made
     where s.id = any (ids);
     perform duetime.rearm(ids, why, as_of);
 end $$;
 
--- Go on with a change: list the subjects below the scope, nearest first, or arm the next of them. Each call is
+-- Subjects in the order in which they are reminded of next, after `since`. The rules of all levels count, though one
+-- level may hide those of another: some subjects come sooner than needed. So do those that repeat, and those
+-- whose rules send at once what is past.
+create or replace function duetime._nearest(ids bigint[], since timestamptz)
+    returns table (id bigint, next timestamptz, place bigint) language sql stable as $$
+    with recursive chosen as materialized (
+        select s.id, coalesce(s.scope, '') as scope, coalesce(s.rules::text, '[]') as own, s.tz,
+            s.due_at::timestamptz as due_at
+        from duetime.subject as s where s.id = any (ids)
+    ), kind as materialized (
+        -- Of many subjects, few differ in these.
+        select c.scope, c.own, c.tz, row_number() over () as number,
+            duetime._named_zone(case when duetime._knows_zone(c.tz) then c.tz else 'UTC' end) as zone
+        from (select distinct c.scope, c.own, c.tz from chosen as c) as c
+    ), chain as (
+        select k.scope, s.parent, s.rules, 1 as level
+        from (select distinct k.scope from kind as k) as k join duetime.scope as s on s.ref = k.scope
+        union all
+        select c.scope, s.parent, s.rules, c.level + 1
+        from chain as c join duetime.scope as s on s.ref = c.parent
+        where c.level < 99
+    ), rule as materialized (
+        select l.number, r.*
+        from (select k.number, k.own::json as rules from kind as k
+              union all
+              select k.number, c.rules from kind as k join chain as c on c.scope = k.scope
+              where c.rules is not null) as l
+        cross join json_to_recordset(l.rules) as r(
+            offset_us bigint, wall_us bigint, at timestamptz, every_us bigint, within_us bigint, past text)
+    ), timed as (
+        select c.id, min(case when t.time >= since then t.time
+                              when r.past = 'send_now' then since + interval '1 minute' end) as next
+        from chosen as c join kind as k on k.scope = c.scope and k.own = c.own and k.tz = c.tz
+        join rule as r on r.number = k.number
+        cross join lateral (select c.due_at + r.offset_us * interval '1 microsecond' as time) as o
+        cross join lateral (
+            select case
+                when r.at is not null then r.at
+                when r.every_us is not null then case when c.due_at > since
+                    then greatest(c.due_at - r.within_us * interval '1 microsecond', since) end
+                -- Exact only where it matters: it takes as long as the rest.
+                when r.wall_us is not null
+                    and o.time between since - interval '2 days' and since + interval '2 days'
+                    then duetime._to_instant((c.due_at at time zone k.zone)::date
+                        + (r.offset_us + r.wall_us) * interval '1 microsecond', k.zone)
+                else o.time end as time) as t
+        group by c.id
+    )
+    select c.id, n.next,
+        row_number() over (order by n.next, c.due_at, c.id) - 1
+    from chosen as c left join timed as t on t.id = c.id
+    cross join lateral (
+        select case when c.due_at is null then since else coalesce(t.next, 'infinity') end as next) as n
+$$;
+
+-- Whether a transaction that writes so many subjects leaves them to workers. With the setting, however few they are.
+create or replace function duetime._arms_later(count integer) returns boolean
+    language sql stable as $$
+    select count > 5000 or (count > 0 and current_setting('duetime.arm_later', true) = 'true')
+$$;
+
+-- Begin a change of subjects that this transaction writes, too many to be armed by it: each gets the number that is
+-- returned, negated, as `armed_under`.
+create or replace function duetime._begin_change() returns bigint
+    language sql volatile as $$
+    insert into duetime.bulk_change as c (at, total) values (duetime.now(), 0) returning c.id
+$$;
+
+-- All subjects of such a change are written: these. The nearest, as far as they are reminded of within the next minute,
+-- are armed at once, and so are all if they are few. The others are left to workers.
+create or replace function duetime._end_change(number bigint, ids bigint[]) returns void
+    language plpgsql set jit = off set work_mem = '32MB' set enable_seqscan = off set random_page_cost = 1.1 as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := duetime.now();
+    -- The scopes around them are locked: see `_changes_made`.
+    made constant bigint := duetime._changes_made();
+    soon bigint[] := ids;
+    listed integer := 0;
+begin
+    if duetime._arms_later(cardinality(ids)) then
+        with nearest as materialized (
+            select n.id, n.place, n.next < moment + interval '1 minute' and n.place < 5000 as soon
+            from duetime._nearest(ids, moment) as n
+        ), parts as (
+            insert into duetime.bulk_change_part (change_id, place, ids)
+            select number, n.place / 2000, array_agg(n.id) from nearest as n where not n.soon group by n.place / 2000
+            returning cardinality(ids) as count
+        )
+        select (select sum(p.count) from parts as p),
+            array(select n.id from nearest as n where n.soon order by n.id)
+        into listed, soon;
+    end if;
+    if cardinality(soon) > 0 then
+        update duetime.subject as s set armed_under = made where s.id = any (soon);
+        perform duetime.rearm(soon);
+    end if;
+    if listed > 0 then
+        update duetime.bulk_change as c set total = listed where c.id = number;
+        perform duetime.request_rearm(moment);
+    else
+        delete from duetime.bulk_change as c where c.id = number;
+    end if;
+end $$;
+
+-- Go on with a change: list the subjects below its scope, nearest first, or arm the next of them. Each call is
 -- one transaction; others may do the same at the same time. Of several changes, the nearest subjects come first. What
 -- others have locked is tried again after all the rest. Returns how many were armed; -1 if others have locked them and
 -- nothing else is left; null if there is nothing to do.
@@ -225,59 +336,44 @@ create or replace function duetime.follow_changes(most integer) returns integer
 declare
     -- What was tried before has a place from here on, higher with each time.
     again constant bigint := 1000000000;
-    change duetime.scope_change;
-    part duetime.scope_change_part;
+    change duetime.bulk_change;
+    part duetime.bulk_change_part;
     below text[];
     left_over bigint[];
 begin
-    select * into change from duetime.scope_change as c where c.total is null
+    select * into change from duetime.bulk_change as c where c.total is null
     order by c.id limit 1 for update skip locked;
     if found then
         below := duetime._scopes_below(change.scope);
-        with rule as materialized (
-            select * from duetime._resolve_rules(change.scope)
-        ), listed as (
-            select s.id, (row_number() over (order by n.next, s.due_at, s.id) - 1) / most as place
-            from duetime.subject as s
-            cross join lateral (
-                -- When it is reminded of next, to the day for wall times. One that repeats may be at once.
-                select case when s.due_at is null then change.at else coalesce(
-                    min(t.time) filter (where t.time >= change.at - interval '1 day'), 'infinity')
-                    end as next
-                from rule as r cross join lateral (
-                    select case
-                        when r.at is not null then r.at
-                        when r.every_us is null then s.due_at + r.offset_us * interval '1 microsecond'
-                        when s.due_at > change.at
-                            then greatest(s.due_at - r.within_us * interval '1 microsecond', change.at)
-                        end as time) as t
-            ) as n
-            where s.scope = any (below) and s.status = 'open'
-              and s.armed_under < change.id
+        with listed as (
+            select n.id, n.place / most as place
+            from duetime._nearest(array(
+                select s.id from duetime.subject as s
+                where s.scope = any (below) and s.status = 'open' and s.armed_under < change.id), change.at) as n
         ), kept as (
-            insert into duetime.scope_change_part (change_id, place, ids)
+            insert into duetime.bulk_change_part (change_id, place, ids)
             select change.id, l.place, array_agg(l.id) from listed as l group by l.place
             returning cardinality(ids) as count
         )
-        update duetime.scope_change as c set total = (select coalesce(sum(k.count), 0) from kept as k)
+        update duetime.bulk_change as c set total = (select coalesce(sum(k.count), 0) from kept as k)
         where c.id = change.id;
         return 0;
     end if;
-    select p.* into part from duetime.scope_change_part as p
+    select p.* into part from duetime.bulk_change_part as p
     order by p.place, p.change_id limit 1 for update skip locked;
     if not found then
-        delete from duetime.scope_change as c
+        delete from duetime.bulk_change as c
         where c.total is not null
-          and not exists (select from duetime.scope_change_part as p where p.change_id = c.id);
+          and not exists (select from duetime.bulk_change_part as p where p.change_id = c.id);
         return null;
     end if;
-    select * into change from duetime.scope_change as c where c.id = part.change_id;
+    select * into change from duetime.bulk_change as c where c.id = part.change_id;
     left_over := duetime._rearm_outdated(part.ids, change.id, change.at);
     if cardinality(left_over) = 0 then
-        delete from duetime.scope_change_part as p
+        delete from duetime.bulk_change_part as p
         where p.change_id = part.change_id and p.place = part.place;
     else
-        update duetime.scope_change_part as p set ids = left_over, place = part.place + again
+        update duetime.bulk_change_part as p set ids = left_over, place = part.place + again
         where p.change_id = part.change_id and p.place = part.place;
     end if;
     return case when part.place >= again and cardinality(left_over) = cardinality(part.ids) then -1
