@@ -113,6 +113,7 @@ class Loop:
             concurrency=self._settings.concurrency,
             started=self._job_started,
             finished=self._job_finished,
+            freed=self._runner_freed,
             too_late=self._missed_start,
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
@@ -435,6 +436,7 @@ class Loop:
             if finished is not None:
                 # It was lost, so nothing logs it. See `Events.jobs_finished`.
                 finished.exception = None
+            self._runner_freed()
             return
         if finished is not None and not finished.recorded:
             self.holdings.finished.append(finished)
@@ -446,6 +448,10 @@ class Loop:
             self.pace.should_claim = True
         if len(self.holdings.finished) <= 1:
             self.pace.sleeper.interrupt()
+
+    def _runner_freed(self) -> None:
+        """More jobs can be claimed, although none of those that are held has finished."""
+        self.pace.sleeper.interrupt()
 
     def _report_recorded(self) -> None:
         recorded, self._recorded = self._recorded, []

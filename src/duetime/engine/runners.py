@@ -128,7 +128,8 @@ class Running(msgspec.Struct, eq=False):
 
 class Runners:
     """Runs the jobs that are `put`, and calls `finished(job, record)` for each. `record` is None if
-    nothing is to be recorded.
+    nothing is to be recorded. A handler that returns only after its job was recorded or lost has
+    occupied its runner until then: `freed()` is called.
 
     A job whose `start_by` has passed is not started: `too_late(job, received)` is called.
     """
@@ -142,6 +143,7 @@ class Runners:
         concurrency: int,
         started: Callable[[ClaimedJob], None],
         finished: Callable[[ClaimedJob, FinishedJob | None], None],
+        freed: Callable[[], None],
         too_late: Callable[[ClaimedJob, float], None],
         stuck: Callable[[ClaimedJob, str, float, str], None],
         hooks: Hooks,
@@ -159,6 +161,7 @@ class Runners:
         self._concurrency = concurrency
         self._started = started
         self._finished = finished
+        self._freed = freed
         self._too_late = too_late
         self._stuck = stuck
         self._hooks = hooks
@@ -364,7 +367,9 @@ class Runners:
             )
         for running in unfinished:
             self.running.discard(running)
-            if not running.is_abandoned:
+            if running.is_abandoned:
+                self._freed()
+            else:
                 self._fail(running, RuntimeError(f"its runner stopped: {type(error).__name__}"))
 
     async def _run_jobs(self) -> None:
@@ -418,6 +423,8 @@ class Runners:
             record.log = job.lines.write()
         if record is not None or not running.is_abandoned:
             self._finished(job, record)
+        else:
+            self._freed()
 
     async def _traced_attempt(self, running: Running) -> FinishedJob | None:
         assert self._tracer is not None

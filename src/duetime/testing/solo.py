@@ -83,6 +83,7 @@ class SoloWorker:
             concurrency=_THREADS,
             started=self._started,
             finished=self._overrun,
+            freed=lambda: None,
             too_late=lambda *_: None,
             stuck=partial(self._app._events.job_stuck, _NAME),
             hooks=self._app._hook_registry.hooks,

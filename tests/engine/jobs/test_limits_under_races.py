@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
-from duetime import Duetime
-from tests.waiting import until_true
+from duetime import Constant, Duetime
+from tests.waiting import PATIENCE, until_true
 
 
 async def with_workers(stack: AsyncExitStack, app: Duetime, count: int, **options: Any) -> None:
@@ -231,3 +232,27 @@ async def test_limited_jobs_start_as_other_jobs_free_their_runners(app: Duetime)
         release.set()
 
     assert started == [0, 1, 2]
+
+
+async def test_limited_jobs_start_when_the_thread_of_a_timed_out_job_returns(app: Duetime) -> None:
+    started: list[int] = []
+    release = threading.Event()
+
+    @app.task(queue="narrow", timeout="200ms", retry=Constant("0s", max_attempts=1))
+    def overrun() -> None:
+        release.wait(PATIENCE)
+
+    @app.task(queue="narrow")
+    async def step(number: int) -> None:
+        started.append(number)
+
+    await app.queues.limit("narrow", running=10)
+    await app.enqueue_many([overrun.using(priority=0).job(), step.job(1)])
+    async with app.worker(queues=["narrow"], concurrency=1, poll="10m") as worker:
+        runners, pace = worker.loop.runners, worker.loop.pace
+        await until_true(lambda: runners.occupied and pace.sleeper.asleep and not pace.should_claim)
+        assert not started
+        release.set()
+        await until_true(lambda: started, seconds=5.0)
+
+    assert started == [1]
