@@ -548,7 +548,7 @@ class Runners:
         if context is not None and context.suspended:
             if isinstance(value, Snooze):
                 record = self._make_record(running, value)
-                record.recorded = True
+                record.recorded, record.closed = True, context.closed
                 return record
             again, outcome = timedelta(0), AttemptOutcome.SNOOZED
             return FinishedJob(
