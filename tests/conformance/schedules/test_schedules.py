@@ -1057,6 +1057,19 @@ async def test_a_moved_run_expires_as_its_task_says(app: Duetime, backend: Backe
     assert expiries[START + 120 * MINUTE] == START + 130 * MINUTE
 
 
+async def test_a_run_that_cannot_be_moved_keeps_its_expiry(app: Duetime) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", "elsewhere", START + HOUR, expires="3h")
+        await world.advance("90m")
+        [parked] = await app.jobs.list(task="elsewhere")
+        with pytest.raises(InvalidInput):
+            await app.schedules["s"].reschedule("10h")
+        [after] = await app.jobs.list(task="elsewhere")
+
+    assert parked.state is JobState.PARKED
+    assert parked.expires_at == after.expires_at == START + 4 * HOUR
+
+
 async def test_a_run_moved_behind_a_later_tick_runs_however_late(
     app: Duetime, tasks: Recorder
 ) -> None:

@@ -573,7 +573,8 @@ update duetime_job set expires_at = (
     from input as i)
 where id in (select o.job_id from input as i cross join duetime_schedule_tick as o
              on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
-             and o.tick = json_extract(i.doc, '$.doc.tick'));
+             and o.tick = json_extract(i.doc, '$.doc.tick'))
+  and exists (select 1 from duetime_due as d where d.job_id = duetime_job.id and d.attempt = 0);
 
 -- name: schedule_move_3
 with input(doc) as (select ?)
