@@ -19,6 +19,7 @@ from duetime.domain.checks import (
     check_actor,
     check_arguments,
     check_finite,
+    check_json_text,
     check_many,
     check_moment,
     check_name,
@@ -508,7 +509,7 @@ class Schedules:
                     f"The arguments cannot be encoded as JSON: {error}."
                 ) from None
             check_finite(given, raw, what="The args")
-            check_text(raw.decode(), what="The args")
+            check_json_text(raw, what="The args")
             return msgspec.structs.replace(new, args=msgspec.Raw(raw))
         options = definition.options
         return msgspec.structs.replace(

@@ -16,6 +16,7 @@ from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     check_actor,
     check_finite,
+    check_json_text,
     check_many,
     check_moment,
     check_name,
@@ -484,10 +485,7 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
             f"The data of a subject must have at most {_MAX_DATA_BYTES:,} bytes of JSON, got "
             f"{len(raw):,} bytes. Store large data elsewhere and pass a reference."
         )
-    if b"\\u0000" in raw:
-        raise InvalidInput(
-            "The data of a subject contains a NUL character, which cannot be stored. Remove it."
-        )
+    check_json_text(raw, what="The data of a subject")
     check_finite(data, raw, what="A subject's data")
     plain: dict[str, Any] = msgspec.json.decode(raw)
     return plain

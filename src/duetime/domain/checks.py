@@ -151,6 +151,29 @@ def check_text(value: str, *, what: str) -> str:
     return value
 
 
+def check_json_text(raw: bytes, *, what: str) -> None:
+    r"""Raise `InvalidInput` if a text in this JSON, however deep, contains a NUL. JSON escapes it,
+    so `check_text` of the JSON would not find it.
+
+    >>> check_json_text(b'{"path": "C:\\\\u0000"}', what="The data")
+    >>> check_json_text(b'[{"\\u0000": 1}]', what="Data")
+    Traceback (most recent call last):
+    duetime.errors.InvalidInput: Data contains a NUL character, which cannot be stored. Remove it.
+    """
+    if b"\\u0000" not in raw:
+        return
+    left = [msgspec.json.decode(raw)]
+    while left:
+        match left.pop():
+            case str() as text:
+                check_text(text, what=what)
+            case dict() as items:
+                left += items
+                left += items.values()
+            case list() as items:
+                left += items
+
+
 def check_priority(value: int) -> int:
     """Return `value` if it is a priority: 0 (first) to 9 (last)."""
     if (

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.checks import check_finite
+from duetime.domain.checks import check_finite, check_json_text
 from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import (
@@ -183,8 +183,7 @@ def write_json(value: Any, *, what: str, most: int = MAX_RESULT_BYTES) -> str:
             f"The {what} has {len(raw):,} bytes of JSON, and the limit is {most:,}. "
             "Store the data elsewhere and use a reference."
         )
-    if b"\\u0000" in raw:
-        raise InvalidInput(f"The {what} contains a NUL character, which cannot be stored.")
+    check_json_text(raw, what=f"The {what}")
     return text
 
 

@@ -1178,6 +1178,8 @@ async def test_apply_is_declarative_and_prunes(app: Duetime, tasks: Recorder) ->
         ({"args": [1]}, "args must be a mapping"),
         ({"args": []}, "args must be a mapping"),
         ({"args": {1: 2}}, "args must be a mapping"),
+        ({"args": {"n": "a\x00b"}}, "contains a NUL character"),
+        ({"args": {"n": [{"a\x00b": 1}]}}, "contains a NUL character"),
         ({"colour": "red"}, "has no option 'colour'"),
         ({"tz": "../../etc/passwd"}, "passwd"),
     ],

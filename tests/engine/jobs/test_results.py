@@ -57,6 +57,7 @@ async def test_results_are_decoded_as_their_annotations(app: Duetime) -> None:
         (UUID, ID),
         (Decimal, Decimal("1.10")),
         (bytes, b"\x00\xff"),
+        (str, r"C:\u0000 is a path, not a NUL"),
         (Colour, Colour.RED),
         (Order, Order(ID, date(2026, 3, 8), [Decimal("2.5")])),
         (Point, Point(1, MOMENT)),

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from duetime.domain.checks import check_finite, check_name, check_text
+from duetime.domain.checks import check_finite, check_json_text, check_name
 from duetime.domain.jobs.job import DEFAULT_QUEUE
 from duetime.domain.jobs.outcome import Outcome
 from duetime.domain.jobs.retry import Exponential, RetryPolicy
@@ -127,7 +127,7 @@ class TaskDefinition:
             for argument, value in kwargs.items():
                 self._check_finite(argument, value, raw)
                 if b"\\u0000" in raw:
-                    self._check_plain(argument, msgspec.json.decode(msgspec.json.encode(value)))
+                    self._check_text(argument, msgspec.json.encode(value))
         if len(raw) > self.options.max_args_bytes:
             raise InvalidArguments(
                 f"The arguments of task {self.name!r} are {len(raw):,} bytes of JSON, and the "
@@ -226,20 +226,11 @@ class TaskDefinition:
         except InvalidInput as error:
             raise InvalidArguments(str(error), task=self.name, argument=argument) from None
 
-    def _check_plain(self, argument: str, value: Any) -> None:
-        match value:
-            case str() as text:
-                try:
-                    check_text(text, what=f"Argument {argument!r} of task {self.name!r}")
-                except InvalidInput as error:
-                    raise InvalidArguments(str(error), task=self.name, argument=argument) from None
-            case dict() as mapping:
-                for key, item in mapping.items():
-                    self._check_plain(argument, key)
-                    self._check_plain(argument, item)
-            case list() | tuple() as items:
-                for item in items:
-                    self._check_plain(argument, item)
+    def _check_text(self, argument: str, raw: bytes) -> None:
+        try:
+            check_json_text(raw, what=f"Argument {argument!r} of task {self.name!r}")
+        except InvalidInput as error:
+            raise InvalidArguments(str(error), task=self.name, argument=argument) from None
 
     def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any], Any]:
         try:
