@@ -65,10 +65,11 @@ class UnknownFlow(DuetimeError, LookupError):
 
 
 class JobNotFound(DuetimeError, LookupError):
-    """There is no job with this id. It may have been pruned."""
+    """There is no job with this id, or none of the kind that was asked for. It may have been
+    pruned."""
 
-    def __init__(self, job_id: int) -> None:
-        super().__init__(f"There is no job {job_id}. It may have been pruned.")
+    def __init__(self, job_id: int, message: str | None = None) -> None:
+        super().__init__(message or f"There is no job {job_id}. It may have been pruned.")
         self.job_id = job_id
 
 

@@ -452,10 +452,15 @@ class Jobs:
         return JobHandle(self, await start_action(self._app, request), task=BULK_TASK)
 
     async def bulk_action(self, job_id: int) -> BulkAction:
-        """Return what a bulk action does and how far it has come; raise `JobNotFound`."""
+        """Return what a bulk action does and how far it has come; raise `JobNotFound`, also for a
+        job that is not a bulk action."""
         job = await self.get(job_id)
         if job.task != BULK_TASK:
-            raise JobNotFound(job_id)
+            raise JobNotFound(
+                job_id,
+                f"Job {job_id} is not a bulk action: its task is {job.task!r}. "
+                f"`duetime jobs get {job_id}` shows it.",
+            )
         return read_bulk_action(job)
 
     async def result(self, job_id: int, *, timeout: Duration = "60s") -> Any:

@@ -203,7 +203,8 @@ class Jobs:
         )
 
     async def bulk_action(self, job_id: int) -> BulkAction:
-        """Return what a bulk action does and how far it has come; raise `JobNotFound`."""
+        """Return what a bulk action does and how far it has come; raise `JobNotFound`, also for a
+        job that is not a bulk action."""
         return await self._connection.call(
             "GET /jobs/{job_id}/bulk_action", BulkAction, job_id=job_id
         )

@@ -79,6 +79,15 @@ async def test_all_that_matched_are_cancelled_and_none_that_came_later(app: Duet
     assert after.filters["queue"] == "mail"
 
 
+async def test_a_job_that_is_not_a_bulk_action_is_named_as_what_it_is(app: Duetime) -> None:
+    [job_id] = await enqueue(app, 1)
+
+    with pytest.raises(JobNotFound, match=f"Job {job_id} is not a bulk action: its task is 'send'"):
+        await app.jobs.bulk_action(job_id)
+    with pytest.raises(JobNotFound, match="There is no job 999"):
+        await app.jobs.bulk_action(999)
+
+
 async def test_a_bulk_action_and_what_it_did_are_in_the_audit(app: Duetime) -> None:
     [job_id] = await enqueue(app, 1, queue="mail")
     action = await app.jobs.cancel_all(queue="mail", reason="moved", by="ann")
