@@ -326,6 +326,27 @@ async def test_bulk_commands_have_the_shared_options(backend: Backend, app: Duet
         assert shown.json["action"] == words[0].removesuffix("-all")
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("jobs", "cancel-all"), "needs at least one filter"),
+        (("jobs", "reschedule-all", "1h"), "needs at least one filter"),
+        (("jobs", "requeue-all", "--task", "duetime.remind"), "cannot change the jobs of"),
+        (("jobs", "cancel-all", "--queue", "mail", "--by", ""), "must have 1 to 200 characters"),
+        (("tables", "delete", "games"), "No tracked table is named 'games'"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_without_a_question(
+    command: tuple[str, ...], message: str, backend: Backend, app: Duetime
+) -> None:
+    answer = duetime(backend.url, *command, given="y\n")
+
+    assert answer.code == 1
+    assert message in answer.error
+    assert answer.out == ""
+    assert "[y/N]" not in answer.err
+
+
 async def test_backfill_is_refused_before_it_asks(backend: Backend, app: Duetime) -> None:
     await app.schedules.put("often", "shop.send", "@every 1m", args={"item_id": 1})
 

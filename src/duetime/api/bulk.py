@@ -15,11 +15,12 @@ import msgspec
 
 from duetime.api.requeueing import requeue_jobs
 from duetime.domain.audit import make_event
-from duetime.domain.checks import OWN_TASKS
+from duetime.domain.checks import OWN_TASKS, check_actor, check_moment, check_text
 from duetime.domain.jobs.bulk import (
     BULK_TASK,
     BulkProgress,
     BulkRequest,
+    BulkVerb,
     describe_filter,
     read_progress,
 )
@@ -53,12 +54,29 @@ _STATES = {
 _DEFAULT_STATES = _STATES | {"requeue": (JobState.DEAD,)}
 
 
+def make_request(
+    action: BulkVerb,
+    which: JobFilter,
+    *,
+    by: str,
+    reason: str | None = None,
+    at: datetime | None = None,
+) -> BulkRequest:
+    """Return what a bulk action is to do; raise `InvalidInput`."""
+    if reason is not None:
+        check_text(reason, what="The reason")
+    if at is not None:
+        check_moment(at, name="at")
+    request = BulkRequest(action=action, which=which, by=check_actor(by), reason=reason, at=at)
+    return msgspec.structs.replace(request, which=_check_filter(request))
+
+
 async def start_action(app: Duetime, request: BulkRequest) -> int:
     """Enqueue the job of a bulk action on what matches now; return its id."""
     store = await app.store()
     newest = await store.find(JobFilter(limit=1))
     which = msgspec.structs.replace(
-        _check_filter(request),
+        request.which,
         before_id=newest[0].id + 1 if newest else 0,
         ended_by=await store.now(),
     )

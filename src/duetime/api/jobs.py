@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 import msgspec
 
-from duetime.api.bulk import reschedule_job, start_action
+from duetime.api.bulk import make_request, reschedule_job, start_action
 from duetime.api.gathering import Gathering
 from duetime.api.handle import Handle, bound, iterated
 from duetime.api.job_filters import JobFilters, make_filter
-from duetime.api.requeueing import requeue_job, requeue_jobs
+from duetime.api.requeueing import check_requeuable, requeue_job, requeue_jobs
 from duetime.api.tasks import JobOptions, Task, default_job, unless_rejected
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
@@ -386,11 +386,7 @@ class Jobs:
         flows' steps are left out, and runs whose compensations have run.
 
         Many jobs are requeued in several transactions, so there is no `tx=`."""
-        if task == REMIND_TASK:
-            raise InvalidInput(
-                "Jobs of reminders cannot be requeued. Send the reminder again with "
-                "app.reminders.resend or `duetime reminders resend ID`."
-            )
+        check_requeuable(task)
         if at is not None:
             check_moment(at, name="at")
         actor = check_actor(by)
@@ -419,11 +415,7 @@ class Jobs:
         It takes the filters of `list`, at least one. Jobs that are finished by the time it reaches
         them are skipped. Duetime's own jobs are left out, unless `task=` names theirs.
         """
-        if reason is not None:
-            check_text(reason, what="The reason")
-        request = BulkRequest(
-            action="cancel", which=make_filter(**filters), by=check_actor(by), reason=reason
-        )
+        request = make_request("cancel", make_filter(**filters), by=by, reason=reason)
         return await self._start(request)
 
     async def requeue_all(
@@ -431,22 +423,14 @@ class Jobs:
     ) -> JobHandle[BulkProgress]:
         """Requeue all jobs that match now, dead ones unless `state=` says otherwise, as a bulk
         action. Those whose key another job holds are skipped, and so are jobs of reminders."""
-        if at is not None:
-            check_moment(at, name="at")
-        request = BulkRequest(
-            action="requeue", which=make_filter(**filters), by=check_actor(by), at=at
-        )
-        return await self._start(request)
+        return await self._start(make_request("requeue", make_filter(**filters), by=by, at=at))
 
     async def reschedule_all(
         self, at: datetime, *, by: str = "unknown", **filters: Unpack[JobFilters]
     ) -> JobHandle[BulkProgress]:
         """Move all waiting jobs that match now to another time, as a bulk action."""
         check_moment(at, name="at")
-        request = BulkRequest(
-            action="reschedule", which=make_filter(**filters), by=check_actor(by), at=at
-        )
-        return await self._start(request)
+        return await self._start(make_request("reschedule", make_filter(**filters), by=by, at=at))
 
     async def _start(self, request: BulkRequest) -> JobHandle[BulkProgress]:
         return JobHandle(self, await start_action(self._app, request), task=BULK_TASK)

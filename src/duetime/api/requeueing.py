@@ -20,6 +20,15 @@ from duetime.storage.jobs.changes import REQUEUABLE, BriefJob, JobStatements
 from duetime.storage.store import Dialect, Statements
 
 
+def check_requeuable(task: str | None) -> None:
+    """Raise `InvalidInput` if the jobs of this task cannot be requeued."""
+    if task == REMIND_TASK:
+        raise InvalidInput(
+            "Jobs of reminders cannot be requeued. Send the reminder again with "
+            "app.reminders.resend or `duetime reminders resend ID`."
+        )
+
+
 def requeue_job(dialect: Dialect, job_id: int, at: datetime | None, *, by: str) -> Statements:
     """Requeue one; what cannot be requeued is an error, and nothing is changed."""
     jobs = JobStatements(dialect)

@@ -128,18 +128,21 @@ def delete_command(context: click.Context, name: str, yes: bool, by: str) -> Non
     For a table of scopes, its scopes; one that contains something stays, without rules.
     The table itself stays as it is.
     """
+
+    async def look(app: Duetime) -> str:
+        return (await app.tables.get(name)).track.kind
+
+    async def delete(app: Duetime) -> int:
+        return await app.tables.delete(name, by=by)
+
+    target = target_of(context)
+    kind = target.run(look)
     if not yes:
         confirm(
             f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders, "
             "or its scopes with their rules?"
         )
-    target = target_of(context)
-
-    async def delete(app: Duetime) -> tuple[str, int]:
-        kind = (await app.tables.get(name)).track.kind
-        return kind, await app.tables.delete(name, by=by)
-
-    kind, count = target.run(delete)
+    count = target.run(delete)
     if target.json:
         print_json({"name": name, kind: count})
     else:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import Unpack
 
 import click
 
-from duetime.api.job_filters import JobFilters
-from duetime.api.jobs import JobHandle
+from duetime.api.bulk import make_request, start_action
+from duetime.api.job_filters import make_filter
 from duetime.app import Duetime
 from duetime.cli.jobs.filters import Filters, filter_options, read_filters
 from duetime.cli.moment import MOMENT_OR_SPAN
@@ -17,11 +17,11 @@ from duetime.cli.number import JOB_ID
 from duetime.cli.output import compact, confirm, echo, exact, print_facts, print_json
 from duetime.cli.person import by_option
 from duetime.cli.target import Command, target_of
-from duetime.domain.jobs.bulk import BulkAction
+from duetime.domain.jobs.bulk import BulkAction, BulkRequest
 from duetime.domain.jobs.facets import FAILED
-from duetime.domain.jobs.job import JobState
+from duetime.domain.jobs.job import JobFilter, JobState
 
-Start = Callable[[Duetime, JobFilters], Awaitable[JobHandle[Any]]]
+Make = Callable[[Duetime, JobFilter], Awaitable[BulkRequest]]
 
 _WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
 _yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -37,11 +37,15 @@ def cancel_all_command(
     context: click.Context, reason: str | None, yes: bool, by: str, **filters: Unpack[Filters]
 ) -> None:
     """Cancel all jobs that match, as a bulk action."""
+
+    async def make(app: Duetime, which: JobFilter) -> BulkRequest:
+        return make_request("cancel", which, by=by, reason=reason)
+
     _start(
         context,
         filters,
         "Cancel all jobs that match?",
-        lambda app, which: app.jobs.cancel_all(reason=reason, by=by, **which),
+        make,
         acts_on=(*_WAITING, JobState.RUNNING),
         sure=yes,
     )
@@ -56,11 +60,15 @@ def requeue_all_command(
     context: click.Context, yes: bool, by: str, **filters: Unpack[Filters]
 ) -> None:
     """Requeue all jobs that match, dead ones unless --state is given, as a bulk action."""
+
+    async def make(app: Duetime, which: JobFilter) -> BulkRequest:
+        return make_request("requeue", which, by=by)
+
     _start(
         context,
         filters,
         "Requeue all jobs that match?",
-        lambda app, which: app.jobs.requeue_all(by=by, **which),
+        make,
         acts_on=FAILED if filters["state"] else (JobState.DEAD,),
         sure=yes,
     )
@@ -81,12 +89,12 @@ def reschedule_all_command(
 ) -> None:
     """Move all waiting jobs that match to TIME, or to a duration from now, as a bulk action."""
 
-    async def start(app: Duetime, which: JobFilters) -> JobHandle[Any]:
+    async def make(app: Duetime, which: JobFilter) -> BulkRequest:
         moment = at if isinstance(at, datetime) else await app.now() + at
-        return await app.jobs.reschedule_all(moment, by=by, **which)
+        return make_request("reschedule", which, by=by, at=moment)
 
     question = "Reschedule all jobs that match?"
-    _start(context, filters, question, start, acts_on=_WAITING, sure=yes)
+    _start(context, filters, question, make, acts_on=_WAITING, sure=yes)
 
 
 @click.command("bulk", cls=Command)
@@ -124,19 +132,23 @@ def _start(
     context: click.Context,
     filters: Filters,
     question: str,
-    start: Start,
+    make: Make,
     *,
     acts_on: Collection[JobState],
     sure: bool,
 ) -> None:
     """Ask the question, unless `sure`, and start the action. `acts_on`: the states of jobs that it
-    changes; others that match stay as they are."""
+    changes; others that match stay as they are. What cannot be done is refused without a question.
+    """
 
-    async def request(app: Duetime) -> int:
-        return (await start(app, await read_filters(app, filters))).id
+    async def start(app: Duetime) -> int:
+        which = make_filter(**await read_filters(app, filters))
+        return await start_action(app, await make(app, which))
 
     async def count(app: Duetime) -> str:
-        facets = await app.jobs.facets(**await read_filters(app, filters))
+        given = await read_filters(app, filters)
+        await make(app, make_filter(**given))
+        facets = await app.jobs.facets(**given)
         return ", ".join(
             f"{number} {state}"
             for state, number in facets.states.items()
@@ -147,7 +159,7 @@ def _start(
     if not sure:
         echo(f"There are: {target.run(count) or 'none'}.")
         confirm(question)
-    job_id = target.run(request)
+    job_id = target.run(start)
     if target.json:
         print_json({"id": job_id})
     else:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import click
 
+from duetime.api.requeueing import check_requeuable
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.explain import explain_command
@@ -335,6 +336,7 @@ def _requeue_all(
     by: str,
 ) -> None:
     async def count(app: Duetime) -> int:
+        check_requeuable(task)
         return len(await app.jobs.list(state=states, queue=queue, task=task, limit=MAX_LIMIT))
 
     async def requeue(app: Duetime) -> Requeued:
