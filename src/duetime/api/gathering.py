@@ -28,7 +28,7 @@ class Gathering:
             self._enqueue_together, at_once=True, wait_on_cancel=True
         )
         self._keyed: Batcher[NewJob, Enqueued | Exception] = Batcher(
-            self._enqueue_in_turn, at_once=True
+            self._enqueue_in_turn, at_once=True, stop_abandoned=True
         )
 
     async def enqueue(self, job: NewJob) -> Enqueued:

@@ -29,6 +29,9 @@ class Batcher(Generic[A, B]):
 
     With `wait_on_cancel`, a submitter that is cancelled while its batch runs is released only when
     the batch is done: use it for writes, which cannot be undone.
+
+    With `stop_abandoned`, `process` is cancelled once every submitter of its batch is: use it for
+    calls that may wait for long.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class Batcher(Generic[A, B]):
         max_size: int = MAX_BATCH_SIZE,
         at_once: bool = False,
         wait_on_cancel: bool = False,
+        stop_abandoned: bool = False,
     ) -> None:
         self._process = process
         self._at_once = at_once
         self._max_size = max_size
         self._wait_on_cancel = wait_on_cancel
+        self._stop_abandoned = stop_abandoned
         self._pending: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[Hashable, _Pending[A, B]]
         ] = WeakKeyDictionary()
@@ -67,6 +72,8 @@ class Batcher(Generic[A, B]):
         except asyncio.CancelledError:
             if self._wait_on_cancel and submitted.finished is not None:
                 await asyncio.wait([submitted.finished])
+            if self._stop_abandoned:
+                pending.stop_if_abandoned()
             raise
 
     async def _run_alone(
@@ -101,14 +108,15 @@ class Batcher(Generic[A, B]):
                 batch = pending.items[: self._max_size]
                 del pending.items[: self._max_size]
                 if batch := [item for item in batch if not item.result.done()]:
-                    await self._run_batch(batch)
+                    pending.running = batch
+                    await self._run_batch(pending, batch)
         finally:
             # Also reached when the event loop closes and cancels this task.
             self._remove(loop, group)
             for item in pending.items:
                 item.result.cancel()
 
-    async def _run_batch(self, batch: list[_Submitted[A, B]]) -> None:
+    async def _run_batch(self, pending: _Pending[A, B], batch: list[_Submitted[A, B]]) -> None:
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for submitted in batch:
             submitted.finished = finished
@@ -119,15 +127,18 @@ class Batcher(Generic[A, B]):
             for submitted in batch:
                 if not submitted.result.done():
                     submitted.result.set_exception(error)
-        except BaseException:
+        except BaseException as error:
             for submitted in batch:
                 submitted.result.cancel()
-            raise
+            if not (isinstance(error, asyncio.CancelledError) and pending.resume()):
+                raise
         else:
             for submitted, result in pairs:
                 if not submitted.result.done():
                     submitted.result.set_result(result)
         finally:
+            pending.running = []
+            pending.resume()
             finished.set_result(None)
 
 
@@ -144,7 +155,26 @@ class _Pending(Generic[A, B]):
 
     def __init__(self) -> None:
         self.items: list[_Submitted[A, B]] = []
+        self.running: list[_Submitted[A, B]] = []
+        """The batch that is processed by the task."""
         self.task: asyncio.Task[None] | None = None
+        self._is_abandoned = False
+
+    def stop_if_abandoned(self) -> None:
+        """Cancel the running batch if nobody waits for any of its results."""
+        if self._is_abandoned or not self.running or self.task is None:
+            return
+        if all(submitted.result.done() for submitted in self.running):
+            self._is_abandoned = True
+            self.task.cancel()
+
+    def resume(self) -> bool:
+        """Take back the cancellation of an abandoned batch, so that the task goes on with the next
+        one. Returns whether there was one, and nobody else has cancelled the task."""
+        if not self._is_abandoned or self.task is None:
+            return False
+        self._is_abandoned = False
+        return self.task.uncancel() == 0
 
 
 async def process_alone_if_refused(

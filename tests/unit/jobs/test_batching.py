@@ -185,6 +185,69 @@ async def test_with_wait_on_cancel_a_running_call_is_not_interrupted() -> None:
     assert doubler.ended == 1
 
 
+async def test_with_stop_abandoned_a_call_ends_when_its_last_item_is_cancelled() -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler.process, stop_abandoned=True)
+    first, second = submit(batcher, 1, 2)
+    await turns()
+    [third] = submit(batcher, 3)
+    first.cancel()
+    await turns()
+    calls_with_one_left = list(doubler.calls)
+    second.cancel()
+    await turns()
+    calls_with_none_left = list(doubler.calls)
+    doubler.release()
+
+    assert await asyncio.wait_for(third, 20) == 6
+    assert calls_with_one_left == [[1, 2]]
+    assert calls_with_none_left == [[1, 2], [3]]
+    assert doubler.ended == 1
+    await turns()
+    assert len(batcher._pending) == 0
+
+
+async def test_with_stop_abandoned_a_call_may_ignore_its_cancellation() -> None:
+    doubler = Doubler()
+
+    async def process(asks: list[int]) -> Sequence[int]:
+        inner = asyncio.ensure_future(doubler.process(asks))
+        try:
+            return await asyncio.shield(inner)
+        except asyncio.CancelledError:
+            return await inner
+
+    batcher = Batcher(process, stop_abandoned=True)
+    [first] = submit(batcher, 1)
+    await turns()
+    first.cancel()
+    [second] = submit(batcher, 2)
+    await turns()
+    doubler.release(2)
+
+    assert await asyncio.wait_for(second, 20) == 4
+    assert first.cancelled()
+    assert doubler.calls == [[1], [2]]
+
+
+async def test_with_stop_abandoned_another_cancellation_of_the_task_holds() -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler.process, stop_abandoned=True)
+    [first] = submit(batcher, 1)
+    await turns()
+    [task] = [task for task in asyncio.all_tasks() if task.get_name() == "duetime-batch"]
+    [second] = submit(batcher, 2)
+    await asyncio.sleep(0)
+    first.cancel()
+    task.cancel()
+    await asyncio.wait([first, second, task], timeout=20)
+
+    assert first.cancelled()
+    assert second.cancelled()
+    assert task.cancelled()
+    assert doubler.calls == [[1]]
+
+
 async def test_an_error_that_nobody_awaits_is_not_reported_by_asyncio() -> None:
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
