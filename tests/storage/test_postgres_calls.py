@@ -135,6 +135,62 @@ async def test_a_server_that_does_not_answer_costs_the_connection(calls: Calls) 
     assert await calls.execute(PID, (), SECONDS) != [before]
 
 
+@pytest.mark.parametrize("times_out", [False, True], ids=["cancelled", "timed out"])
+async def test_a_call_that_is_given_up_does_not_go_on_in_the_server(
+    calls: Calls, pg_url: str, times_out: bool
+) -> None:
+    await calls.execute("create table public.written (number integer primary key)", (), SECONDS)
+    insert = "insert into public.written values (%s::integer) on conflict do nothing"
+    await calls.execute(insert, [0], SECONDS)
+    async with await psycopg.AsyncConnection.connect(pg_url) as other:
+        await other.execute("insert into public.written values (1)")
+        call = asyncio.create_task(calls.execute(insert, [1], 0.3 if times_out else SECONDS))
+        if not times_out:
+            await until(lambda: _waits(pg_url, event="transactionid"))
+            call.cancel()
+        with pytest.raises(TimeoutError if times_out else asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(call), 3.0)
+        still_waits = await _waits(pg_url, event="transactionid")
+        await other.rollback()
+
+    assert not still_waits
+    assert await calls.execute("select number from public.written", (), SECONDS) == [(0,)]
+
+
+async def test_a_call_that_is_cancelled_twice_does_not_go_on_in_the_server(
+    calls: Calls, pg_url: str
+) -> None:
+    async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other:
+        await other.execute("select pg_advisory_lock(1)")
+        call = asyncio.create_task(calls.execute("select pg_advisory_lock(1)", (), SECONDS))
+        await until(lambda: _waits(pg_url))
+        call.cancel()
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+        assert not await _waits(pg_url)
+
+
+async def test_a_statement_that_was_prepared_for_a_cancelled_call_is_no_obstacle(
+    calls: Calls, pg_url: str
+) -> None:
+    await calls.execute("create table public.written (number integer primary key)", (), SECONDS)
+    count = "select count(*) from public.written"
+    async with await psycopg.AsyncConnection.connect(pg_url) as other:
+        await other.execute("lock table public.written")
+        call = asyncio.create_task(calls.execute(count, (), SECONDS))
+        await until(lambda: _waits(pg_url, event="relation"))
+        call.cancel()
+        await asyncio.sleep(0)
+        await other.commit()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    assert await calls.execute(count, (), SECONDS) == [(0,)]
+
+
 async def test_a_connection_that_is_cut_fails_the_call_alone(
     store: PostgresStore, calls: Calls, pg_url: str
 ) -> None:

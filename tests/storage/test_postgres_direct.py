@@ -11,7 +11,7 @@ import pytest
 
 from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.pool import Connection
-from tests.waiting import until_true
+from tests.waiting import until, until_true, waits
 
 SECONDS = 10.0
 
@@ -253,6 +253,26 @@ async def test_a_write_whose_caller_is_cancelled_is_not_awaited_for_ever(pg_url:
     assert session.connections == 2
 
 
+@pytest.mark.parametrize("times_out", [False, True], ids=["cancelled", "timed out"])
+async def test_what_is_given_up_does_not_go_on_in_the_server(pg_url: str, times_out: bool) -> None:
+    session = Session(pg_url)
+    lock = "select pg_advisory_lock(%s::bigint)"
+    try:
+        await session.execute(lock, ["1"], SECONDS)
+        async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other:
+            await other.execute("select pg_advisory_lock(2)")
+            seconds = 0.3 if times_out else SECONDS
+            waiting = asyncio.create_task(session.execute(lock, ["2"], seconds))
+            if not times_out:
+                await until(lambda: waits(pg_url))
+                waiting.cancel()
+            with pytest.raises(TimeoutError if times_out else asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.shield(waiting), 3.0)
+            await until(lambda: _none_waits(pg_url), seconds=3.0)
+    finally:
+        await session.close()
+
+
 async def test_what_is_given_up_does_not_answer_the_next_statement(pg_url: str) -> None:
     session = Session(pg_url)
     try:
@@ -273,3 +293,7 @@ async def test_what_is_given_up_does_not_answer_the_next_statement(pg_url: str) 
     assert rows == [(3,)]
     assert not was_free
     assert session.is_free
+
+
+async def _none_waits(url: str) -> bool:
+    return not await waits(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -298,6 +299,49 @@ async def test_many_that_wait_for_several_held_keys_leave_connections_to_others(
     assert sorted(stored)[-len(waiting) :] == sorted(keys[1:-1])
 
 
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+async def test_callers_that_leave_a_held_key_leave_no_job(app: Duetime, backend: Backend) -> None:
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await app.jobs.enqueue("note", {"number": 0}, key="held", tx=connection)
+        first = start(app, 1, key="held")
+        await until(lambda: count_waits(backend.url, longer_than=0.2))
+        rest = [start(app, number, key="held") for number in (2, 3)]
+        await asyncio.sleep(0.3)
+        first.cancel()
+        await asyncio.wait([first], timeout=20)
+        await until(lambda: count_waits(backend.url))
+        for caller in rest:
+            caller.cancel()
+        await asyncio.wait(rest, timeout=20)
+        await until(partial(_none_waits, backend.url), seconds=10)
+        await connection.rollback()
+    await start(app, 4)
+
+    assert await numbers(app) == [4]
+
+
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+async def test_enqueues_that_time_out_on_a_held_key_leave_no_job_and_no_session(
+    backend: Backend,
+) -> None:
+    app = Duetime(backend.url, pool_size=2)
+    note = app.task(name="note")(_note)
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await app.jobs.enqueue("note", {"number": 0}, key="held", tx=connection)
+        for number in range(1, 5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await note.using(key="held").enqueue(number)
+        sessions = await count_waits(backend.url)
+        await connection.rollback()
+    await note.enqueue(5)
+    stored = await numbers(app)
+    await app.close()
+
+    assert sessions == 0
+    assert stored == [5]
+
+
 async def test_each_event_loop_has_batches_of_its_own(backend: Backend) -> None:
     app = Duetime(backend.url)
 
@@ -327,3 +371,10 @@ async def test_sync_callers_share_transactions(app: Duetime) -> None:
     )
 
     assert len(await numbers(app)) == 20
+
+
+async def _note(number: int) -> None: ...
+
+
+async def _none_waits(url: str) -> bool:
+    return await count_waits(url) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,12 +13,17 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 
-from duetime.storage.postgres.direct import READ, Prepared
+from duetime.storage.postgres.direct import READ, Prepared, cancel_statement
 from duetime.storage.postgres.pool import Connection, Pool
 from duetime.storage.store import Row
 
+_SETTLE_SECONDS = 0.1
+"""How long a caller that was cancelled waits for the server's answer before the statement is
+cancelled, too. Most take a millisecond, and a request to cancel needs a connection of its own."""
 _CANCEL_SECONDS = 5.0
-"""How long a caller that was cancelled waits for the server's answer."""
+"""How long it waits from then on."""
+_LATE_CANCEL_SECONDS = 1.0
+"""The same, for a statement whose answer is late. The server may not answer at all."""
 
 
 class Calls:
@@ -30,6 +36,9 @@ class Calls:
     def __init__(self, pool: Callable[[], Pool]) -> None:
         self._pool = pool
         self._prepared: WeakKeyDictionary[Connection, dict[str, Prepared]] = WeakKeyDictionary()
+        self._numbers = itertools.count()
+        """No name is used twice: a statement may have been prepared for a caller that was
+        cancelled."""
 
     async def execute(
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
@@ -96,24 +105,26 @@ class Calls:
             known = self._prepared[connection] = {}
         prepared = known.get(statement)
         if prepared is None:
-            prepared = Prepared(f"duetime_call_{len(known)}".encode(), statement)
+            prepared = Prepared(f"duetime_call_{next(self._numbers)}".encode(), statement)
             pgconn.send_prepare(prepared.name, prepared.text)
-            await _answer(pgconn, seconds)
+            await _answer(connection, seconds)
             known[statement] = prepared
         values = prepared.order(parameters)
         pgconn.send_query_prepared(
             prepared.name, values, [form] * len(values), result_format=pq.Format.BINARY
         )
-        return await _answer(pgconn, seconds)
+        return await _answer(connection, seconds)
 
 
-async def _answer(pgconn: pq.abc.PGconn, seconds: float) -> pq.abc.PGresult:
+async def _answer(connection: Connection, seconds: float) -> pq.abc.PGresult:
     """Send what was queued, and return the result of the statement.
 
     A caller that is cancelled is released when the answer has arrived: only then is it certain what
-    the statement did, and the connection can be used again.
+    the statement did, and the connection can be used again. A statement that takes longer, such as
+    one that waits for a lock, is cancelled in the server: it must not take effect later, and the
+    session must not go on waiting. The same holds for one whose answer is late.
     """
-    exchange = _Exchange(pgconn, asyncio.get_running_loop())
+    exchange = _Exchange(connection, asyncio.get_running_loop())
     timer = exchange.loop.call_later(seconds, exchange.expire)
     try:
         exchange.send()
@@ -122,9 +133,14 @@ async def _answer(pgconn: pq.abc.PGconn, seconds: float) -> pq.abc.PGresult:
         except asyncio.CancelledError:
             await exchange.settle()
             raise
+        except TimeoutError:
+            # It may have been finished at the last moment.
+            result = await exchange.stop_late()
     finally:
         timer.cancel()
         exchange.end()
+        if not exchange.is_reusable:
+            await connection.close()
     if result.status not in READ:
         raise error_from_result(result)
     return result
@@ -133,13 +149,18 @@ async def _answer(pgconn: pq.abc.PGconn, seconds: float) -> pq.abc.PGresult:
 class _Exchange:
     """A statement that was sent, until its result is read."""
 
-    __slots__ = ("_fd", "_pgconn", "_results", "_writes", "answer", "loop")
+    __slots__ = (
+        "_connection", "_fd", "_pgconn", "_results", "_writes", "answer", "is_reusable", "loop",
+    )  # fmt: skip
 
-    def __init__(self, pgconn: pq.abc.PGconn, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.answer: asyncio.Future[pq.abc.PGresult] = loop.create_future()
-        self._pgconn = pgconn
-        self._fd = pgconn.socket
+        self.is_reusable = True
+        """Whether the connection can be used again once the answer has arrived."""
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._fd = self._pgconn.socket
         self._results: list[pq.abc.PGresult] = []
         self._writes = False
 
@@ -152,16 +173,43 @@ class _Exchange:
     async def settle(self) -> None:
         """Wait for the answer, although the caller was cancelled."""
         if self.answer.cancelled():
-            self.answer = self.loop.create_future()
-            # What has arrived since then is in the buffer: the socket has nothing more.
-            self._read()
-        timer = self.loop.call_later(_CANCEL_SECONDS, self.expire)
+            self._read_on()
         try:
-            await self.answer
-        except (psycopg.Error, TimeoutError):
-            pass
+            await asyncio.wait([self.answer], timeout=_SETTLE_SECONDS)
+        finally:
+            # Also if the caller is cancelled once more.
+            if not self.answer.done():
+                await self._stop(_CANCEL_SECONDS)
+            if self.answer.done():
+                self.answer.exception()
+
+    async def stop_late(self) -> pq.abc.PGresult:
+        """Return the answer if the statement was finished after all; else raise `TimeoutError`."""
+        self._read_on()
+        try:
+            await self._stop(_LATE_CANCEL_SECONDS)
+            result = self.answer.result()
+            if result.status not in READ:
+                raise error_from_result(result)
+        except psycopg.Error as error:
+            self.is_reusable = False
+            raise _too_late() from error
+        return result
+
+    async def _stop(self, seconds: float) -> None:
+        """Have the server cancel the statement, and wait for its answer."""
+        timer = self.loop.call_later(seconds, self.expire)
+        try:
+            # A request that arrives late would cancel the next statement of the connection.
+            self.is_reusable &= await cancel_statement(self._connection, seconds)
+            await asyncio.wait([self.answer])
         finally:
             timer.cancel()
+
+    def _read_on(self) -> None:
+        self.answer = self.loop.create_future()
+        # What has arrived since then is in the buffer: the socket has nothing more.
+        self._read()
 
     def end(self) -> None:
         self.loop.remove_reader(self._fd)
@@ -169,7 +217,7 @@ class _Exchange:
             self.loop.remove_writer(self._fd)
 
     def expire(self) -> None:
-        self._fail(TimeoutError("The server did not answer in time."))
+        self._fail(_too_late())
 
     def _read(self) -> None:
         try:
@@ -195,3 +243,7 @@ class _Exchange:
     def _fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError("The server did not answer in time.")

@@ -19,6 +19,8 @@ from duetime.storage.store import Row
 READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _IDLE_SECONDS = 10.0
 """Nobody needed the session for so long: it is closed. To open it again takes milliseconds."""
+_CANCEL_SECONDS = 1.0
+"""How long it waits until the server has received that a statement is to be cancelled."""
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s|%%")
 
 
@@ -211,7 +213,12 @@ class DirectSession:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(psycopg.OperationalError("the session was closed"))
         if connection is not None:
-            await connection.close()
+            try:
+                if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                    # A statement that waits for a lock must not take effect later.
+                    await cancel_statement(connection, _CANCEL_SECONDS)
+            finally:
+                await connection.close()
 
     async def give_up(self, error: BaseException) -> None:
         """Close it, since what it does now is unknown."""
@@ -339,6 +346,17 @@ class DirectSession:
             self._answer.set_exception(error)
         if connection is not None and self._on_lost is not None:
             self._on_lost(error)
+
+
+async def cancel_statement(connection: Connection, seconds: float) -> bool:
+    """Have the server cancel what the connection executes. Returns whether it has received that:
+    if not, it may still cancel a later statement of this connection."""
+    try:
+        async with asyncio.timeout(seconds):
+            await connection.cancel_safe(timeout=seconds)
+    except (psycopg.Error, OSError):
+        return False
+    return True
 
 
 class _Settled(Exception):
