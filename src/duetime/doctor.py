@@ -48,6 +48,7 @@ _CHECKS_OF_PROBLEMS = {
     "schedule_paused_by_failures": "schedules",
     "schedule_failing": "schedules",
     "reminders_failed": "reminders",
+    "subjects_stale": "reminders",
     "addresses_disabled": "reminders",
     "table_broken": "tables",
     "table_rows": "tables",

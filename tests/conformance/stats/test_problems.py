@@ -289,6 +289,31 @@ async def test_reminders_that_failed_and_addresses_that_are_disabled(app: Duetim
     assert "reminders_failed" not in later
 
 
+async def test_subjects_that_no_worker_has_armed(app: Duetime) -> None:
+    async with app.testing(now=NOW) as world:
+        await app.scopes.put("guild", remind=["-1h"])
+        await app.subjects.put_many(
+            app.subjects.define(f"game:{n}", due=NOW + timedelta(days=9), scope="guild")
+            for n in range(510)
+        )
+        await app.scopes.put("guild", remind=["-2h"])
+        for job in [job.id async for job in app.jobs.iterate(task="duetime.rearm")]:
+            await app.jobs[job].reschedule(NOW + timedelta(hours=1))
+        early = [one.code for one in await app.stats.problems()]
+        await world.advance("5m")
+
+        problem = await only(app, "subjects_stale")
+        await world.advance("1h")
+        later = [one.code for one in await app.stats.problems()]
+
+    assert "subjects_stale" not in early
+    assert problem.sentence == (
+        "Workers have yet to arm the reminders of 500+ subjects; the oldest change was made 5m ago."
+    )
+    assert problem.since == NOW
+    assert "subjects_stale" not in later
+
+
 async def test_the_worst_comes_first(app: Duetime) -> None:
     @app.task(name="charge", max_attempts=1)
     async def charge() -> None:

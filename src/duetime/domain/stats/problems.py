@@ -36,6 +36,8 @@ PROBLEM_SENTENCES = {
     "queue_paused": "The queue {queue!r} was paused at {since:utc}[ by {by}][: {text}]; {many} "
     "waiting, the oldest due for {wait:span}.",
     "jobs_late": "The queue {queue!r} has {many}, the oldest due for {wait:span}.",
+    "subjects_stale": "Workers have yet to arm the reminders of {many}; the oldest change was made "
+    "{wait:span} ago.",
     "schedule_failing": "Schedule {schedule!r} has {many} in a row.",
     "table_rows": "The tracked table {table!r} has {many} that cannot be used as they are, such as "
     "{why:reason}.",

@@ -15,7 +15,7 @@ from duetime.domain.jobs.job import UNREADABLE
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason, describe_error, read_reason
 from duetime.domain.reminders.recipient import Disabled
-from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.domain.reminders.reminder import REARM_TASK, REMIND_TASK
 from duetime.domain.schedules.schedule import ENGINE_ACTOR
 from duetime.domain.stats.now import QueueStats
 from duetime.domain.stats.problems import (
@@ -46,16 +46,18 @@ class FindProblems:
     def find(self, workers: Sequence[WorkerInfo], *, late_after: timedelta) -> Statements:
         """Return a `ProblemInfo` for each problem, the worst first."""
         standing = yield from ReadStats(self._dialect).standing(late_after)
-        return (yield from self._find(standing, workers))
+        return (yield from self._find(standing, workers, late_after))
 
     def overview(self, workers: Sequence[WorkerInfo], *, late_after: timedelta) -> Statements:
         """Return the `NowStats` and the problems, of one reading."""
         stats = ReadStats(self._dialect)
         standing = yield from stats.standing(late_after)
         now = yield from stats.now_of(standing, workers, late_after)
-        return now, (yield from self._find(standing, workers))
+        return now, (yield from self._find(standing, workers, late_after))
 
-    def _find(self, standing: Standing, workers: Sequence[WorkerInfo]) -> Statements:
+    def _find(
+        self, standing: Standing, workers: Sequence[WorkerInfo], late_after: timedelta
+    ) -> Statements:
         run = self._dialect.run
         limits = yield from run("problem_queues", {})
         schedules = yield from run("problem_schedules", {"most": _MAX_SCHEDULES})
@@ -63,6 +65,7 @@ class FindProblems:
         reminders = yield from run("problem_reminders", {"since": now - _DAY, "most": MAX_EXAMINED})
         lost = yield from run("problem_lost", {"since": now - _HOUR, "most": MAX_EXAMINED})
         recipients = yield from run("problem_recipients", {"most": MAX_EXAMINED})
+        stale = yield from run("problem_stale", {"before": now - late_after, "most": MAX_EXAMINED})
         tables = yield from run("problem_tables", {"most": MAX_EXAMINED})
         return worst_first(
             [
@@ -71,6 +74,7 @@ class FindProblems:
                 *_of_workers(standing, workers),
                 *_of_parked(standing),
                 *self._of_lost(lost),
+                *self._of_stale(stale, now),
                 *self._of_schedules(schedules),
                 *self._of_reminders(reminders),
                 *self._of_recipients(recipients),
@@ -103,6 +107,23 @@ class FindProblems:
                 since=self._dialect.moment(first),
                 detail="A worker is lost if it is killed, runs out of memory, or cannot reach the "
                 "database for as long as its lease. Its jobs run again.",
+            )
+
+    def _of_stale(self, rows: Sequence[Row], now: datetime) -> Iterator[ProblemInfo]:
+        [(count, first)] = rows
+        if count:
+            since = self._dialect.moment(first)
+            yield make_problem(
+                "subjects_stale",
+                {"wait": waited(since, now)},
+                noun="subject",
+                count=_counted(count),
+                since=since,
+                detail="They have changed, or a scope around them has. None of their old reminders "
+                "is sent meanwhile. A job of duetime.rearm arms them.",
+                action=Action(
+                    label="Show that job", command=command("jobs", "list", "--task", REARM_TASK)
+                ),
             )
 
     def _of_schedules(self, rows: Sequence[Row]) -> Iterator[ProblemInfo]:

@@ -46,6 +46,28 @@ cross join lateral (
     select * from duetime.recipient as r where json_array_length(r.disabled) > 0
     order by r.ref limit g.most) as r;
 
+-- name: problem_stale
+-- How many subjects workers should have armed by then, counted up to a limit, and since when. Changes and their parts are
+-- few; the marks are served by subject_rearm, subjects below a scope by subject_scope.
+with given as (
+    select * from json_to_record(%s::json) as g("before" timestamptz, most integer)
+), change as materialized (
+    select c.* from given as g cross join duetime.bulk_change as c where c.at <= g."before"
+)
+select least(g.most, n.marked + n.listed + n.below), least(n.first_mark, n.first_change)
+from given as g cross join lateral (
+    select (select count(*) from (select from duetime.subject as s
+                                  where s.rearm_at <= g."before" limit g.most) as s) as marked,
+        (select coalesce(sum(cardinality(p.ids)), 0)
+         from duetime.bulk_change_part as p join change as c on c.id = p.change_id) as listed,
+        (select count(*) from (select from change as c
+                               cross join lateral unnest(duetime._scopes_below(c.scope)) as b(ref)
+                               join duetime.subject as s on s.scope = b.ref and s.status = 'open'
+                               where c.total is null limit g.most) as s) as below,
+        (select min(s.rearm_at) from duetime.subject as s where s.rearm_at <= g."before") as first_mark,
+        (select min(c.at) from change as c) as first_change
+) as n;
+
 -- name: problem_tables
 -- Tables that are not followed, and how many rows of each cannot be used as they are. There are few
 -- tables; the rows are served by subject_problem and tracked_scope_problem.

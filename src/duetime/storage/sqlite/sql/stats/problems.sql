@@ -45,6 +45,21 @@ select r.ref, r.disabled from duetime_recipient as r indexed by duetime_recipien
 where r.disabled <> '[]'
 order by r.ref limit (select json_extract(doc, '$.doc.most') from input);
 
+-- name: problem_stale
+-- How many subjects workers should have armed by then, counted up to a limit, and since when: those that are marked, and
+-- those whose rows have changed. Served by subject_rearm and the key of the changes.
+with input(doc) as (select ?), given as (
+    select json_extract(doc, '$.doc.before') as before, json_extract(doc, '$.doc.most') as most from input
+), marked as materialized (
+    select s.rearm_at as at from duetime_subject as s
+    where s.rearm_at <= (select before from given) order by s.rearm_at limit (select most from given)
+), changed as materialized (
+    select c.at from duetime_tracked_change as c
+    where c.kind = 'subjects' and c.at <= (select before from given) limit (select most from given)
+)
+select min((select most from given), count(*)), min(n.at)
+from (select at from marked union all select at from changed) as n;
+
 -- name: problem_tables
 -- How many rows of each cannot be used as they are. (Here triggers cannot fail in a way that is
 -- recorded.) Served by subject_problem and tracked_scope_problem.
