@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -59,6 +60,7 @@ from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page,
 from duetime.domain.reasons import Explanation
 from duetime.engine.executor import write_json
 from duetime.errors import (
+    FlowEnded,
     FlowNotFound,
     IllegalTransition,
     InvalidInput,
@@ -396,8 +398,10 @@ class Flows:
             statements = FlowStatements(dialect)
             sent = []
             for run in (yield from statements.waiting_for(name, correlation)):
-                if (yield from statements.signal(run, name, data, key=key, by=actor)):
-                    sent.append(run)  # noqa: PERF401 -- a comprehension cannot yield.
+                # One may end, or be pruned, in between.
+                with suppress(FlowEnded, FlowNotFound):
+                    if (yield from statements.signal(run, name, data, key=key, by=actor)):
+                        sent.append(run)
             return sent
 
         runs: list[int] = await self._app._perform(send, tx)

@@ -31,6 +31,7 @@ from duetime import (
 )
 from duetime.errors import DatabaseUnreachable, FlowTimeout, IllegalTransition, InvalidInput
 from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.store import Statements
 from tests.conftest import Backend
 from tests.waiting import until, until_true
 
@@ -1033,6 +1034,32 @@ async def test_signals_reach_all_runs_of_a_correlation(app: Duetime) -> None:
         assert await app.flows.signal_all("paid", 5, correlation="a") == [runs[0].id, runs[1].id]
         assert [await run.result() for run in runs[:2]] == [5, 5]
         assert await runs[2].status() == "waiting"
+
+
+@pytest.mark.parametrize("ends", ["before", "in between"])
+async def test_signals_reach_the_other_runs_of_a_correlation_if_one_has_ended(
+    app: Duetime, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.flow(name="waits_for_order")
+    async def waits_for_order(flow: Flow) -> Any:
+        return await flow.wait_for("paid", correlation="a")
+
+    async with app.worker():
+        runs = [await waits_for_order.start() for _ in range(2)]
+        for run in runs:
+            await until(partial(_has_step, run, "paid"))
+        await runs[0].cancel()
+        if ends == "in between":
+            found = [run.id for run in runs]
+
+            def waiting_for(self: FlowStatements, name: str, correlation: str) -> Statements:
+                yield from self.check()
+                return found
+
+            monkeypatch.setattr(FlowStatements, "waiting_for", waiting_for)
+
+        assert await app.flows.signal_all("paid", 5, correlation="a") == [runs[1].id]
+        assert await runs[1].result() == 5
 
 
 def _is_sqlite(app: Duetime) -> bool:

@@ -77,7 +77,7 @@ WORK: dict[str, tuple[Any, int]] = {
         200,
     ),
     "flow_signal": ({"run": 4_100, "name": "approved", "data": 1, "key": "k", "by": "ann"}, 200),
-    "flow_waiting": ({"name": "approved", "correlation": "order:5000"}, 10),
+    "flow_waiting": ({"name": "approved", "correlation": "order:5000"}, 20),
     "flow_holders": (JOBS, 5 * len(JOBS)),
     "flow_jobs_finished": (JOBS, 15 * len(JOBS)),
     "flow_wake": (WAITING[:10], 200),

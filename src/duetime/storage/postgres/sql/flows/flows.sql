@@ -282,13 +282,15 @@ select duetime._signal_flow(g.run, g.name, g.data, g.key, g.by)
 from json_to_record(%s::json) as g(run bigint, name text, data json, key text, by text);
 
 -- name: flow_waiting
--- Runs that wait for this signal and correlation. Index: flow_step_signal.
+-- Runs that wait for this signal and correlation. One that has ended keeps the record of its wait.
+-- Index: flow_step_signal.
 with g as materialized (
     select * from json_to_record(%s::json) as g(name text, correlation text)
 )
-select s.run_id from duetime.flow_step as s
+select s.run_id from duetime.flow_step as s join duetime.jobs as j on j.id = s.run_id
 where s.kind = 'signal' and s.state = 'waiting' and s.name = (select name from g)
   and s.correlation = (select correlation from g)
+  and j.state not in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
 order by s.run_id;
 
 -- name: flow_steps

@@ -279,11 +279,13 @@ where job_id = json_extract((select doc from input), '$.doc.run') and run_at > j
                 and s.name = json_extract((select doc from input), '$.doc.name'));
 
 -- name: flow_waiting
--- Runs that wait for this signal and correlation. Index: flow_step_signal.
+-- Runs that wait for this signal and correlation. One that has ended keeps the record of its wait.
+-- Index: flow_step_signal.
 with input(doc) as (select ?)
-select s.run_id from duetime_flow_step as s
+select s.run_id from duetime_flow_step as s cross join duetime_jobs as j on j.id = s.run_id
 where s.kind = 'signal' and s.state = 'waiting' and s.name = json_extract((select doc from input), '$.doc.name')
   and s.correlation = json_extract((select doc from input), '$.doc.correlation')
+  and j.state not in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
 order by s.run_id;
 
 -- name: flow_steps
