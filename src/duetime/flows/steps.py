@@ -193,12 +193,11 @@ async def run_jobs(
     if waiting_for := [seq for seq, record, _ in calls if record is None or not is_over(record)]:
         replay.waits += waiting_for[1:]
         await replay.block(waiting_for[0])
-    results = []
-    for _, record, _ in calls:
-        assert record is not None
-        if record.state == FAILED:
-            raise _failure(replay, record)
-        results.append(_decode_as(task.definition, record.output, replay.run_id))
+    records = [record for _, record, _ in calls if record is not None]
+    # A retry makes all of them again, not just the one that is raised.
+    if failures := [_failure(replay, record) for record in records if record.state == FAILED]:
+        raise failures[0]
+    results = [_decode_as(task.definition, record.output, replay.run_id) for record in records]
     return results[0] if one else results
 
 

@@ -910,6 +910,32 @@ async def test_retry_makes_all_calls_again_that_failed_side_by_side(app: Duetime
     assert sorted(done[5:]) == ["car", "flight"]
 
 
+async def test_retry_makes_all_jobs_of_a_map_again_that_failed(app: Duetime) -> None:
+    done: list[int] = []
+    fixed = False
+
+    @app.task(name="double", retry=ONCE)
+    async def double(number: int) -> int:
+        done.append(number)
+        if not fixed and number != 2:
+            raise ValueError(number)
+        return 2 * number
+
+    @app.flow(name="mapped", retry=ONCE)
+    async def mapped(flow: Flow) -> list[int]:
+        return await flow.map(double, [1, 2, 3], on="default")
+
+    async with app.worker():
+        run = await mapped.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        fixed = True
+        await run.retry()
+        assert await run.result() == [2, 4, 6]
+
+    assert sorted(done) == [1, 1, 2, 3, 3]
+
+
 async def test_a_run_whose_code_changed_can_be_retried_with_its_compensations(
     app: Duetime,
 ) -> None:
