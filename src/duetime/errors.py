@@ -125,12 +125,13 @@ class StepFailed(DuetimeError):
 class SignalTimeout(DuetimeError):
     """The signal did not arrive in time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, seq: int | None = None) -> None:
         super().__init__(
             f"The signal {name!r} did not arrive in time. Give wait_for a default= to go on "
             "without it."
         )
         self.name = name
+        self.seq = seq
 
 
 class FlowTimeout(DuetimeError):

@@ -31,7 +31,7 @@ from duetime.engine.executor import (
     is_cancelled,
     is_retryable,
 )
-from duetime.errors import ClaimLost, FlowChanged, StepFailed, TransientError
+from duetime.errors import ClaimLost, FlowChanged, SignalTimeout, StepFailed, TransientError
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
 
@@ -161,7 +161,7 @@ class Replay:
         """What cancels the function when its time is up."""
         self.suspending = False
         self._failed_calls: dict[int, Progress] = {}
-        """The calls that raised `StepFailed`, and how far the function had got on then."""
+        """The calls that raised an error of theirs, and how far the function had got on then."""
         self.waits: list[int] = []
         """The calls that wait, of which none can go on."""
         self.unrecorded: dict[int, NewRecord] = {}
@@ -319,7 +319,7 @@ class Replay:
         return self.take_unrecorded()
 
     def call_failed(self, seq: int) -> None:
-        """A call raises `StepFailed`."""
+        """A call raises `StepFailed` or `SignalTimeout`."""
         branch = current_branch.get()
         if branch is None or branch.replay is not self:
             branch = self.main
@@ -554,12 +554,11 @@ class Replay:
 
 
 def _failed_calls(error: BaseException | None, seen: set[int] | None = None) -> set[int | None]:
-    """The calls whose `StepFailed` this error is, or was caused by; of a group, each of its
-    errors."""
+    """The calls whose error this is, or was caused by; of a group, each of its errors."""
     # An error that is raised from its own group contains itself.
     seen = set() if seen is None else seen
     while error is not None and id(error) not in seen:
-        if isinstance(error, StepFailed):
+        if isinstance(error, StepFailed | SignalTimeout):
             return {error.seq}
         seen.add(id(error))
         if isinstance(error, BaseExceptionGroup) and (

@@ -270,7 +270,8 @@ async def wait_for_signal(
     elif record.error_code != _TIMED_OUT:
         return _decode(None, record.output)
     if default is NO_DEFAULT:
-        raise SignalTimeout(name)
+        replay.call_failed(seq)
+        raise SignalTimeout(name, seq=seq)
     return default
 
 

@@ -29,7 +29,13 @@ from duetime import (
     StepFailed,
     current_step,
 )
-from duetime.errors import DatabaseUnreachable, FlowTimeout, IllegalTransition, InvalidInput
+from duetime.errors import (
+    DatabaseUnreachable,
+    FlowTimeout,
+    IllegalTransition,
+    InvalidInput,
+    SignalTimeout,
+)
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Statements
 from tests.conftest import Backend
@@ -934,6 +940,33 @@ async def test_retry_makes_all_jobs_of_a_map_again_that_failed(app: Duetime) -> 
         assert await run.result() == [2, 4, 6]
 
     assert sorted(done) == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("how", ["raised", "reported"])
+async def test_retry_waits_again_for_a_signal_that_did_not_arrive_in_time(
+    app: Duetime, how: str
+) -> None:
+    done: list[str] = []
+
+    @app.flow(name="waits_briefly", retry=ONCE)
+    async def waits_briefly(flow: Flow) -> Any:
+        try:
+            return await flow.wait_for("paid", timeout=timeout)
+        except SignalTimeout:
+            if how == "reported":
+                await flow.step(done.append, "sorry")
+            raise
+
+    timeout = "10ms"
+    async with app.worker():
+        run = await waits_briefly.start()
+        with pytest.raises(JobFailed, match="'paid' did not arrive in time"):
+            await run.result()
+        timeout = "1h"
+        await run.retry()
+        await until(partial(_has_step, run, "paid"))
+        await run.signal("paid", 5)
+        assert await run.result() == 5
 
 
 async def test_a_run_whose_code_changed_can_be_retried_with_its_compensations(
