@@ -128,5 +128,8 @@ def _jobs_of_ended(store: Store, runs: Sequence[int]) -> Statements:
 
 
 async def _cancel(store: Store, jobs: Sequence[int]) -> None:
+    """Cancel jobs of runs that have ended, and record it in the runs: one that is retried starts
+    them again at once, and does not wait for the jobs that are gone."""
     statements = JobStatements(store.dialect)
     await store.transact(statements.cancel_many(jobs, reason=Reason(RUN_ENDED)))
+    await store.transact(FlowStatements(store.dialect).jobs_finished(jobs))

@@ -132,6 +132,35 @@ async def test_a_run_that_fails_cancels_the_jobs_that_it_waits_for(app: Duetime)
         assert await run.status() == "cancelled"
 
 
+async def test_a_retried_run_starts_a_child_again_that_was_cancelled_with_it(app: Duetime) -> None:
+    @app.flow(name="child")
+    async def child(flow: Flow) -> Any:
+        return await flow.wait_for("go")
+
+    @app.flow(name="parent")
+    async def parent(flow: Flow) -> Any:
+        return await flow.child(child)
+
+    async with app.worker():
+        run = await parent.start()
+        await until(lambda: _waits_for(run, "child"))
+        [first] = await run.steps()
+        await until(lambda: _is_asleep(app, first.job_id))
+    # There is no worker that would repair it.
+    await run.cancel()
+    [cancelled] = await run.steps()
+    await run.retry()
+    async with app.worker():
+        await until(lambda: _waits_for(run, "child"))
+        [second] = await run.steps()
+        assert second.job_id is not None
+        await app.flows.signal(second.job_id, "go", 5)
+        assert await run.result() == 5
+
+    assert cancelled.state == "failed"
+    assert second.job_id != first.job_id
+
+
 async def test_only_tasks_and_flows_can_be_jobs(app: Duetime) -> None:
     async def plain() -> None: ...
 
@@ -161,3 +190,8 @@ async def _waits_for(run: FlowRun[Any], name: str) -> bool:
 
 async def _is(app: Duetime, job_id: int, state: JobState) -> bool:
     return (await app.jobs.get(job_id)).state == state
+
+
+async def _is_asleep(app: Duetime, run_id: int | None) -> bool:
+    assert run_id is not None
+    return await app.flows.status(run_id) == "waiting"
