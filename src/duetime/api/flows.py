@@ -422,7 +422,8 @@ class Flows:
 
     async def retry(self, run_id: int, *, by: str = "unknown") -> None:
         """Continue a run that failed or was cancelled, from the call that failed. What succeeded
-        is kept. Raises `InvalidInput` if its compensations have run."""
+        is kept. Raises `InvalidInput` if its compensations have run, or if it is a child of another
+        run: retry that one."""
         await self._check_ended(run_id)
         actor = check_actor(by)
         await self._app._perform(lambda dialect: retry_run(dialect, run_id, by=actor))

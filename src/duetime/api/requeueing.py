@@ -41,11 +41,7 @@ def requeue_job(dialect: Dialect, job_id: int, at: datetime | None, *, by: str) 
             f"Job {job_id} belongs to a reminder that is finished and cannot be requeued. Send "
             f"the reminder again: `duetime reminders resend {job.reminder}`."
         )
-    if (step := read_step_key(job.key)) is not None:
-        raise InvalidInput(
-            f"Job {job_id} does a step of run {step[0]} of a flow and cannot be requeued by "
-            f"itself. Retry the run: `duetime flows retry {step[0]}`."
-        )
+    _check_independent(job_id, job)
     if job.state not in REQUEUABLE:
         # Before anything is written: in the caller's transaction nobody would undo it.
         raise IllegalTransition(job_id, state=job.state, action="requeued")
@@ -76,9 +72,20 @@ def _requeue_run(
     # What it has recorded is read under the lock: it may have been retried, and have failed again.
     yield from dialect.run("lock_jobs", [run])
     job = (yield from JobStatements(dialect).brief([run]))[run]
+    _check_independent(run, job)
     again = yield from _plan_repeat(dialect, run, from_step)
     yield from _requeue_alone(dialect, run, job, at, by=by)
     yield from _repeat(dialect, run, again)
+
+
+def _check_independent(job_id: int, job: BriefJob) -> None:
+    """Raise `InvalidInput` if a run waits for this job, or did: it has recorded how the job ended,
+    and would not receive another result."""
+    if (step := read_step_key(job.key)) is not None:
+        raise InvalidInput(
+            f"Job {job_id} does a step of run {step[0]} of a flow and cannot be requeued by "
+            f"itself. Retry the run: `duetime flows retry {step[0]}`."
+        )
 
 
 def _plan_repeat(dialect: Dialect, run: int, from_step: str | int | None = None) -> Statements:

@@ -326,6 +326,42 @@ async def test_the_job_of_a_step_is_not_requeued_by_itself(app: Duetime) -> None
     assert many.jobs == [run.id]
 
 
+@pytest.mark.parametrize("how", ["requeue", "retry", "rerun"])
+async def test_a_child_is_not_retried_by_itself(app: Duetime, how: str) -> None:
+    """Its parent has recorded that it failed."""
+    fixed = False
+
+    async def work() -> str:
+        if not fixed:
+            raise ValueError("broken")
+        return "done"
+
+    @app.flow(name="child", retry=ONCE)
+    async def child(flow: Flow) -> str:
+        return await flow.step(work)
+
+    @app.flow(name="parent", retry=ONCE)
+    async def parent(flow: Flow) -> str:
+        return await flow.child(child)
+
+    async with app.worker():
+        run = await parent.start()
+        with pytest.raises(JobFailed, match="broken"):
+            await run.result()
+        [step] = await run.steps()
+        assert step.job_id is not None
+        with pytest.raises(InvalidInput, match=f"duetime flows retry {run.id}"):
+            if how == "requeue":
+                await app.jobs.requeue(step.job_id)
+            elif how == "retry":
+                await app.flows.retry(step.job_id)
+            else:
+                await app.flows.rerun(step.job_id, from_step="work")
+        fixed = True
+        await run.retry()
+        assert await run.result() == "done"
+
+
 @pytest.mark.parametrize("how", ["many", "all", "transaction"])
 async def test_a_run_of_a_graph_whose_key_is_taken_keeps_its_record(app: Duetime, how: str) -> None:
     """It is not requeued, since another run holds the key, so nothing of it may change."""
