@@ -12,7 +12,13 @@ from duetime.domain.flows.flow import BRANCH_CALLS, StepInfo, read_step_key
 from duetime.domain.flows.run import FlowInfo, FlowState
 from duetime.domain.jobs.job import Requeued
 from duetime.domain.reminders.reminder import REMIND_TASK
-from duetime.errors import IllegalTransition, InvalidInput, JobNotFound, KeyConflict
+from duetime.errors import (
+    FlowNotFound,
+    IllegalTransition,
+    InvalidInput,
+    JobNotFound,
+    KeyConflict,
+)
 from duetime.storage.flows.find import FindRuns
 from duetime.storage.flows.graphs import GraphStatements, Repeat
 from duetime.storage.flows.runs import FlowStatements
@@ -71,7 +77,10 @@ def _requeue_run(
 ) -> Statements:
     # What it has recorded is read under the lock: it may have been retried, and have failed again.
     yield from dialect.run("lock_jobs", [run])
-    job = (yield from JobStatements(dialect).brief([run]))[run]
+    found = yield from JobStatements(dialect).brief([run])
+    if run not in found:
+        raise FlowNotFound(run)  # It was pruned meanwhile.
+    job = found[run]
     _check_independent(run, job)
     again = yield from _plan_repeat(dialect, run, from_step)
     yield from _requeue_alone(dialect, run, job, at, by=by)

@@ -13,8 +13,8 @@ import pytest
 from psycopg import IsolationLevel
 
 from duetime import CallNext, Context, Discard, Duetime, Flow, FlowRun, JobFailed, JobState
-from duetime.api.requeueing import rerun_steps
-from duetime.errors import FlowEnded, InvalidInput
+from duetime.api.requeueing import rerun_steps, retry_run
+from duetime.errors import FlowEnded, FlowNotFound, InvalidInput
 from duetime.flows.follower import FlowFollower, clean_up
 from duetime.storage.flows.graphs import GraphStatements
 from tests.conftest import Backend, query
@@ -354,6 +354,13 @@ async def test_a_run_is_not_rerun_while_a_job_that_undoes_it_is_open(app: Duetim
         with pytest.raises(InvalidInput, match="are running"):
             await store.transact(rerun_steps(store.dialect, run.id, "charge", by="ann"))
         assert await run.status() == "compensating"
+
+
+async def test_retry_of_a_run_that_was_pruned_meanwhile_says_so(app: Duetime) -> None:
+    store = await app.store()
+
+    with pytest.raises(FlowNotFound):
+        await store.transact(retry_run(store.dialect, 7, by="ann"))
 
 
 async def test_compensations_of_a_graph_are_not_cancelled_with_its_jobs(app: Duetime) -> None:
