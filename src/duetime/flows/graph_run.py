@@ -708,7 +708,7 @@ class RunStep:
                 token=self._ctx.token,
                 started=self._ctx.started_us,
                 finished=self._ctx.elapsed_us,
-                waits=[],
+                waits=None,
                 deadline=deadline,
             ),
             is_locked=not self._undoes,

@@ -154,7 +154,8 @@ class Replay:
         self._active = 0
         self.moves = 0
         """Counts the calls and branches that began: whether the function gets on."""
-        self._blocked: list[asyncio.Future[None]] = []
+        self._blocked: dict[asyncio.Future[None], tuple[int, ...]] = {}
+        """What ends the wait of a branch, and the calls that it waits for."""
         self._cancelled_next: set[asyncio.Task[Any]] = set()
         """Branches in which a cancellation is raised when they wait next."""
         self.limit: asyncio.Timeout | None = None
@@ -162,8 +163,6 @@ class Replay:
         self.suspending = False
         self._failed_calls: dict[int, Progress] = {}
         """The calls that raised an error of theirs, and how far the function had got on then."""
-        self.waits: list[int] = []
-        """The calls that wait, of which none can go on."""
         self.unrecorded: dict[int, NewRecord] = {}
         """What is to be written with the next record, by its number."""
         self._sent: set[int] = set()
@@ -520,7 +519,12 @@ class Replay:
         if self._blocked and not self._active:
             self._check(_TURNS, self.moves)
 
-    async def block(self, seq: int) -> None:
+    @property
+    def waits(self) -> list[int]:
+        """The calls that wait, of which none can go on."""
+        return [seq for calls in self._blocked.values() for seq in calls]
+
+    async def block(self, *calls: int) -> None:
         """Wait for something outside of this process: the run goes on in another activation."""
         if self.suspending:
             raise Suspended
@@ -531,16 +535,21 @@ class Replay:
                 await self.write()
             finally:
                 self.stop()
-        self.waits.append(seq)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._blocked.append(future)
+        self._blocked[future] = calls
         if not self._active:
             self._check(_TURNS, self.moves)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not self.suspending:
+                # A task group has cut the branch off: the run does not wait for this any more.
+                del self._blocked[future]
+            raise
 
     def _check(self, turns: int, moves: int) -> None:
-        """Suspend the run if nothing of it runs, and nothing begins to."""
-        if self._active or self.suspending:
+        """Suspend the run if it waits, nothing of it runs, and nothing begins to."""
+        if self._active or self.suspending or not self._blocked:
             return
         if self.moves != moves:
             turns, moves = _TURNS, self.moves

@@ -191,8 +191,7 @@ async def run_jobs(
         finally:
             replay.stop()
     if waiting_for := [seq for seq, record, _ in calls if record is None or not is_over(record)]:
-        replay.waits += waiting_for[1:]
-        await replay.block(waiting_for[0])
+        await replay.block(*waiting_for)
     records = [record for _, record, _ in calls if record is not None]
     # A retry makes all of them again, not just the one that is raised.
     if failures := [_failure(replay, record) for record in records if record.state == FAILED]:

@@ -239,6 +239,35 @@ async def test_a_run_does_not_suspend_past_a_child_that_ended(
     assert await suspend(store, job, waits=(2,)) == ["suspended"]
 
 
+async def test_a_run_waits_for_nothing_that_its_function_has_abandoned(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    """A task group has cut off the branch that made the first two calls."""
+    run = await enqueue(store, flow=True)
+    job = await hand.claim_one()
+    await record(
+        store,
+        call(job, 1, "retrying", wait=WAIT),
+        wait(job, "abandoned", seq=2, wait=WAIT),
+        wait(job, seq=3, wait=3 * WAIT),
+    )
+    await send(store, run, "abandoned")
+
+    assert await suspend(store, job, waits=(3,)) == ["suspended"]
+    assert (await get(store, run)).run_at == clock.now + seconds(180)
+
+
+async def test_a_run_whose_function_is_tried_again_goes_on_after_the_pause(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    run = await enqueue(store, flow=True)
+    job = await hand.claim_one()
+    await record(store, call(job, 0, "retrying", kind="error", wait=WAIT))
+
+    assert await suspend(store, job, waits=()) == ["suspended"]
+    assert (await get(store, run)).run_at == clock.now + seconds(60)
+
+
 async def test_a_signal_of_another_name_does_not_wake_a_run(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from duetime import Discard, Duetime, Flow, FlowRun, JobFailed
-from tests.waiting import until
+from duetime import Constant, Discard, Duetime, Flow, FlowRun, JobFailed
+from tests.waiting import until, until_true
 
 Gather = Callable[..., Awaitable[Any]]
 
@@ -118,6 +119,46 @@ async def test_a_task_group_that_waits_goes_on_though_another_branch_has_failed(
     assert [(step.name, str(step.state)) for step in await run.steps() if step.seq] == [
         ("fail", "failed"), ("go", "completed"),
     ]  # fmt: skip
+
+
+async def test_a_run_is_not_woken_for_a_branch_that_was_cut_off(app: Duetime) -> None:
+    """The retry of its step was due, so that the run was resumed over and over."""
+    activations = 0
+    failing: list[str] = []
+
+    async def fail() -> None:
+        failing.append("fail")
+        raise ConnectionError
+
+    async def fail_for_good() -> None:
+        await until_true(lambda: failing)
+        raise Discard("no seats")
+
+    @app.flow(name="cut_off", retry=Constant("1100ms", max_attempts=9))
+    async def cut_off(flow: Flow) -> Any:
+        nonlocal activations
+        activations += 1
+
+        async def retry() -> None:
+            await flow.step(fail)
+
+        async def give_up() -> None:
+            await flow.step(fail_for_good)
+
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(give_up())
+                tasks.create_task(retry())
+        await flow.sleep("2s")
+        return await flow.wait_for("go")
+
+    async with app.worker():
+        run = await cut_off.start()
+        await until(lambda: _waits_for(run, "go"))
+        await run.signal("go", 5)
+        assert await run.result() == 5
+
+    assert activations == 3
 
 
 async def test_a_call_in_a_task_group_that_changed_is_recognised(app: Duetime) -> None:
@@ -254,6 +295,10 @@ async def test_a_version_in_a_branch_lets_old_runs_go_on(app: Duetime) -> None:
         await after.signal("go")
         assert await before.result() == [["work"]] * 2
         assert await after.result() == [["check", "work"]] * 2
+
+
+async def _waits_for(run: FlowRun[Any], name: str) -> bool:
+    return name in [step.name for step in await run.steps()] and await _is_asleep(run)
 
 
 async def _is_asleep(run: FlowRun[Any]) -> bool:

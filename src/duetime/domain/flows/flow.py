@@ -131,8 +131,8 @@ class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     token: int
     started: int
     finished: int
-    waits: list[int]
-    """The calls that it waits for."""
+    waits: list[int] | None
+    """The calls that it waits for. None, of a graph: all that are recorded as waiting."""
     deadline: datetime | None = None
     """When it goes on in any case, such as to time out."""
 

@@ -218,12 +218,13 @@ select duetime._try_lock_runs(array(select value::bigint from json_array_element
 
 -- name: flow_suspend
 -- Runs that wait give their job back, until the first of what they wait for; their attempts begin
--- anew, since they got on. Call `flow_try_lock` before, in a statement of its own. Returns for each what
--- became of it: `suspended`; `ready`, if something that it waits for is there, or it is to be
--- cancelled; or `lost`.
+-- anew, since they got on. A function may have abandoned calls that are still recorded as waiting:
+-- only `waits` counts, or all of them if it is null. Call `flow_try_lock` before, in a statement of
+-- its own. Returns for each what became of it: `suspended`; `ready`, if something that it waits for
+-- is there, or it is to be cancelled; or `lost`.
 with given as materialized (
     select * from json_to_recordset(%s::json) as g(
-        run bigint, token bigint, started bigint, finished bigint, waits json,
+        run bigint, token bigint, started bigint, finished bigint, waits integer[],
         deadline timestamptz)
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids, c.attempts, c.cancelled
@@ -240,12 +241,13 @@ with given as materialized (
       and (coalesce(g.run = any (m.cancelled), false)
        or exists (select from duetime.flow_step as s
                   where s.run_id = g.run and s.finished_at is not null
-                    and s.seq in (select value::integer from json_array_elements_text(g.waits)))
+                    and s.seq = any (g.waits))
        -- `offset 0`: read for this run. Else the server may read all that wait for a signal, once.
        or exists (select from (select * from duetime.flow_signal as f
                                where f.run_id = g.run offset 0) as f
                   join (select * from duetime.flow_step as s
-                        where s.run_id = g.run and s.state in ('waiting', 'retrying') offset 0) as s
+                        where s.run_id = g.run and s.state in ('waiting', 'retrying')
+                          and (g.waits is null or s.seq = any (g.waits)) offset 0) as s
                       on s.name = f.name
                   where f.seq is null and s.kind = 'signal' and s.state = 'waiting'))
 ), accepted as (
@@ -262,7 +264,9 @@ with given as materialized (
     select duetime._wait_again(
         array_agg(j.id),
         array_agg(coalesce(least((select min(s.until) from duetime.flow_step as s
-                                  where s.run_id = a.job_id and s.state in ('waiting', 'retrying')),
+                                  where s.run_id = a.job_id and s.state in ('waiting', 'retrying')
+                                    -- Number 0: the function itself failed, and is tried again.
+                                    and (g.waits is null or s.seq = 0 or s.seq = any (g.waits))),
                                  g.deadline),
                            '9000-01-01 00:00Z')),
         array_agg(0))

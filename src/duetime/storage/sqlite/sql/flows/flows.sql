@@ -201,6 +201,8 @@ select value from json_each((select doc from input), '$.doc');
 -- name: flow_suspend
 -- Runs that wait give their job back, until the first of what they wait for; their attempts begin
 -- anew, since they got on. Unless something that they wait for is there, or they are to be cancelled.
+-- A function may have abandoned calls that are still recorded as waiting: only `waits` counts, or all
+-- of them if it is null.
 with input(doc) as (select ?)
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at)
@@ -214,6 +216,8 @@ where c.cancelled is null
                     and s.seq in (select w.value from json_each(g.value, '$.waits') as w))
   and not exists (select 1 from duetime_flow_signal as f join duetime_flow_step as s
                       on s.run_id = f.run_id and s.name = f.name
+                      and (json_type(g.value, '$.waits') = 'null'
+                           or s.seq in (select w.value from json_each(g.value, '$.waits') as w))
                   where f.run_id = c.job_id and f.seq is null and s.kind = 'signal'
                     and s.state = 'waiting');
 
@@ -221,8 +225,14 @@ where c.cancelled is null
 with input(doc) as (select ?)
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select j.id, j.queue, j.priority,
+    -- Number 0: the function itself failed, and is tried again.
     min(coalesce((select min(s.until) from duetime_flow_step as s
-                  where s.run_id = j.id and s.state in ('waiting', 'retrying')),
+                  where s.run_id = j.id and s.state in ('waiting', 'retrying')
+                    and (s.seq = 0 or json_type(g.value, '$.waits') = 'null')),
+                 221845392000000000),
+        coalesce((select min(s.until) from json_each(g.value, '$.waits') as w
+                  cross join duetime_flow_step as s on s.run_id = j.id and s.seq = w.value
+                  where s.state in ('waiting', 'retrying')),
                  221845392000000000),
         coalesce(json_extract(g.value, '$.deadline'), 221845392000000000)),
     0, j.partition
