@@ -40,6 +40,8 @@ class FlowDefinition(NamedTuple):
     timeout: timedelta | None
 
     async def call(self, replay: Replay, args: dict[str, Any]) -> Any:
+        if replay.is_early and not replay.only_replays:
+            raise Suspended
         try:
             return await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
         except BaseExceptionGroup as group:

@@ -169,11 +169,15 @@ class Replay:
         """The numbers of the records that may have been written since the run was loaded."""
         failed = self.records.get(0)
         self._failures = 0 if failed is None else failed.attempt
+        self.is_early = False
+        """The function failed, and the pause before it is tried again is not over: something else
+        woke the run."""
         if failed is not None and failed.state == RETRYING:
-            # Its pause is over.
-            self.record_later(
-                self.new_record(0, "error", failed.name, COMPLETED, None, failed.attempt)
-            )
+            self.is_early = not failed.is_due
+            if failed.is_due:
+                self.record_later(
+                    self.new_record(0, "error", failed.name, COMPLETED, None, failed.attempt)
+                )
 
     # Calls
 

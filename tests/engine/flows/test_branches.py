@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -159,6 +160,39 @@ async def test_a_run_is_not_woken_for_a_branch_that_was_cut_off(app: Duetime) ->
         assert await run.result() == 5
 
     assert activations == 3
+
+
+async def test_a_signal_does_not_shorten_the_pause_before_a_function_is_tried_again(
+    app: Duetime,
+) -> None:
+    started: list[datetime] = []
+    signals: list[Any] = []
+
+    @app.flow(name="pauses", retry=Constant("1500ms", max_attempts=2))
+    async def pauses(flow: Flow) -> None:
+        started.append(datetime.now(UTC))
+
+        async def listen() -> None:
+            signals.append(await flow.wait_for("go"))
+
+        async def check() -> None:
+            await flow.now()
+            if len(started) < 2:
+                raise ValueError("not yet")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(listen())
+            tasks.create_task(check())
+
+    async with app.worker():
+        run = await pauses.start()
+        await until(lambda: _is_asleep(run))
+        await run.signal("go", 5)
+        await run.result()
+
+    assert len(started) == 2
+    assert started[1] - started[0] > timedelta(seconds=1.4)
+    assert signals == [5]
 
 
 async def test_a_call_in_a_task_group_that_changed_is_recognised(app: Duetime) -> None:
