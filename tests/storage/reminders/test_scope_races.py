@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 from duetime import Duetime
+from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.pruning import PruneStatements
 from duetime.storage.store import Statement
 from tests.observing import observed
-from tests.waiting import PATIENCE, count_waits, until
+from tests.waiting import PATIENCE, count_waits, until, waits
 
 GAME = "insert into games values (2, now() + interval '1 day', 1)"
 GUILD = "insert into guilds values (1, '{30}')"
@@ -41,6 +42,25 @@ async def app(pg_url: str) -> AsyncIterator[Duetime]:
     )
     yield app
     await app.close()
+
+
+@pytest.fixture
+async def channel(app: Duetime, pg_url: str) -> None:
+    """Channel 9 of guild 1, with two games in it."""
+    run(
+        pg_url,
+        "create table channels (id integer primary key, guild integer, minutes integer[])",
+        "create table matches (id integer primary key, starts timestamptz, channel integer)",
+    )
+    await app.tables.put(
+        "channels", kind="scopes", name="channel", id="id", remind="minutes", parent="guild:{guild}"
+    )
+    await app.tables.put("matches", id="id", due="starts", scope="channel:{channel}")
+    run(
+        pg_url,
+        "insert into channels values (9, 1, null)",
+        "insert into matches select n, now() + interval '1 day', 9 from generate_series(1, 2) as n",
+    )
 
 
 async def put_guilds(app: Duetime) -> None:
@@ -130,3 +150,61 @@ async def test_tracking_again_and_a_row_that_comes_back_do_not_deadlock(
     assert run(pg_url, "select rules is not null from duetime.scope where ref = 'guild:1'") == [
         (True,)
     ]
+
+
+def armed(url: str) -> list[str]:
+    """The rules by which the games of the channel are armed."""
+    rows = run(
+        url,
+        "select distinct (s.due_at - r.time)::text from duetime.reminder as r"
+        " join duetime.subject as s on s.id = r.subject_id"
+        " where r.status = 'armed' and s.scope = 'channel:9'",
+    )
+    return [row[0] for row in rows]
+
+
+@pytest.mark.usefixtures("channel")
+async def test_a_write_to_a_guild_does_not_wait_for_the_turn_of_a_channel(
+    app: Duetime, pg_url: str
+) -> None:
+    async with await psycopg.AsyncConnection.connect(pg_url) as other:
+        await other.execute(
+            "select pg_advisory_xact_lock(hashtext('duetime.scope'), hashtext('channel:9'))"
+        )
+        # It waited for a second.
+        run(
+            pg_url,
+            "set statement_timeout = '900ms'",
+            "update guilds set minutes = '{30}' where id = 1",
+        )
+        await other.rollback()
+    await rearm_stale(app)
+
+    assert armed(pg_url) == ["00:30:00"]
+
+
+@pytest.mark.usefixtures("channel")
+async def test_a_guild_that_goes_and_a_channel_that_changes_do_not_deadlock(
+    app: Duetime, pg_url: str
+) -> None:
+    """Each is one statement. The channel waits for its guild while it has its own turn."""
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url) as holder,
+        await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as one,
+        await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other,
+    ):
+        await holder.execute("select from duetime.tracked_scope where ref = 'guild:1' for update")
+        deleting = asyncio.create_task(one.execute("delete from guilds where id = 1"))
+        await until(lambda: waits(pg_url))
+        writing = asyncio.create_task(other.execute("update channels set minutes = '{15}'"))
+
+        async def both_wait() -> bool:
+            return await count_waits(pg_url) == 2
+
+        await until(both_wait)
+        await holder.commit()
+        await deleting
+        await writing
+    await rearm_stale(app)
+
+    assert armed(pg_url) == ["00:15:00"]

@@ -136,13 +136,16 @@ begin
     return query select u.* from duetime.rule as u where u.id = any (numbers);
 end $$;
 
--- As `_share_scopes`, in turn with those who change them. Returns false if somebody has changed one of them and has
--- not committed yet.
+-- As `_share_scopes`, unless somebody changes one of them or waits to: then it returns false. It never waits for
+-- their turn: the caller may have changed a scope, which the one whose turn it is waits for.
 create or replace function duetime._share_free_scopes(names text[]) returns boolean
     language plpgsql set lock_timeout = '100ms' as $$
 begin
-    if cardinality(names) <= 100 then
-        perform duetime._share_turn(names);
+    if cardinality(names) <= 100 and exists (
+        select from unnest(names) as n(ref)
+        where not pg_try_advisory_xact_lock_shared(hashtext('duetime.scope'), hashtext(n.ref)))
+    then
+        return false;
     end if;
     perform duetime._share_scopes(names);
     return true;
