@@ -208,3 +208,26 @@ async def test_a_guild_that_goes_and_a_channel_that_changes_do_not_deadlock(
     await rearm_stale(app)
 
     assert armed(pg_url) == ["00:15:00"]
+
+
+@pytest.mark.usefixtures("channel")
+async def test_two_that_leave_a_scope_whose_row_is_gone_do_not_wait_for_each_other(
+    app: Duetime, pg_url: str
+) -> None:
+    store = await app.store()
+    statements = PruneStatements(store.dialect)
+    run(pg_url, "delete from channels", "delete from guilds where id = 1")
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url) as one,
+        await psycopg.AsyncConnection.connect(pg_url) as other,
+    ):
+        await one.execute("delete from matches where id = 1")
+        await other.execute("set lock_timeout = '2s'")
+        await other.execute("delete from matches where id = 2")
+        await other.commit()
+        await one.commit()
+    gone = await store.transact(statements.gone_scopes(), reads=True)
+    await store.transact(statements.drop_scopes(gone))
+
+    assert gone == ["channel:9"]
+    assert run(pg_url, "select ref from duetime.scope where ref = 'channel:9'") == []

@@ -175,15 +175,17 @@ begin
     end if;
 end $$;
 
--- Delete those of the scopes that have nothing inside.
+-- Delete those of the scopes that have nothing inside and that nobody else has locked: a user's write must not wait
+-- for what can be deleted later.
 create or replace function duetime._drop_scopes(refs text[]) returns void
     language plpgsql as $$
 begin
     if coalesce(cardinality(refs), 0) = 0 then
         return;
     end if;
-    -- Who puts something into one of them shares its row: that is seen below, or waits for us.
-    perform from duetime.scope as s where s.ref = any (refs) order by s.ref for update;
+    -- Who puts something into one of them shares its row: it is seen below, or the scope is skipped, or it waits for us.
+    refs := array(select s.ref from duetime.scope as s where s.ref = any (refs)
+                  order by s.ref for update skip locked);
     begin
         delete from duetime.scope as s
         where s.ref = any (refs)
