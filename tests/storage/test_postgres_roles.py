@@ -350,6 +350,26 @@ async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> 
     assert ran == []
 
 
+async def test_an_operator_puts_a_scope_whose_row_is_gone(granted: str) -> None:
+    app = Duetime(granted)
+    await app.store()
+    with psycopg.connect(granted, autocommit=True) as owner:
+        owner.execute("create table guilds (id integer primary key, minutes integer)")
+        await app.tables.put("guilds", kind="scopes", id="id", remind="minutes")
+        owner.execute("insert into guilds values (1, 60)")
+        await app.scopes.put("own", parent="guilds:1")
+        owner.execute("delete from guilds")
+        with login(granted, "ops", "duetime_operator") as url:
+            ops = Duetime(url)
+            await ops.scopes.put("guilds:1", remind=["-2h"], by="ops")
+            await ops.close()
+        owner.execute("insert into guilds values (1, 60)")
+    scope = await app.scopes.get("guilds:1")
+    await app.close()
+
+    assert [rule.text for rule in scope.rules or ()] == ["-2h"]
+
+
 def test_every_table_was_thought_of_for_operators(granted: str) -> None:
     only_workers = {
         "claim", "worker", "worker_name", "task", "progress", "rate_use", "installation",

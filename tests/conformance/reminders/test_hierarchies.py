@@ -463,6 +463,50 @@ async def test_a_scope_that_the_application_has_put_is_left_alone(
     assert (await app.tables.get("teams")).problems == 0
 
 
+@pytest.fixture
+async def team(app: Duetime, table: Table) -> Table:
+    """A team, as a scope, and a shift inside it."""
+    await app.store()
+    table.run(
+        "create table teams (id integer primary key, minutes integer)",
+        f"create table shifts (id integer primary key, team integer, starts_at {table.due})",
+    )
+    await app.tables.put("teams", kind="scopes", id="id", remind="minutes")
+    await app.tables.put("shifts", id="id", due="starts_at", scope="teams:{team}")
+    table.run("insert into teams values (1, 60)", f"insert into shifts values (1, 1, {at(DUE)})")
+    await settle(app)
+    return table
+
+
+async def test_a_scope_that_the_application_puts_after_its_row_has_gone_is_kept(
+    app: Duetime, team: Table
+) -> None:
+    team.run("delete from teams")
+    await settle(app)
+
+    put = await app.scopes.put("teams:1")
+    team.run("delete from shifts")
+
+    assert put == "same"
+    assert await scopes_after_pruning(app) == ["teams:1"]
+    await app.subjects.put("own", scope="teams:1", due=DUE)
+
+
+async def test_a_row_that_comes_back_leaves_what_the_application_has_put_meanwhile(
+    app: Duetime, team: Table
+) -> None:
+    team.run("delete from teams")
+    await settle(app)
+    await app.scopes.put("teams:1", remind=["-2h"])
+    of_application = await armed(app, "shifts:1")
+    team.run("insert into teams values (1, 30)")
+
+    assert await armed(app, "shifts:1") == of_application == [120]
+    assert "was put by the application" in str((await app.tables.get("teams")).example)
+    team.run("delete from teams")
+    assert await armed(app, "shifts:1") == of_application
+
+
 async def test_a_table_of_scopes_that_is_tracked_no_longer_sets_nothing(
     app: Duetime, guild: Table
 ) -> None:

@@ -38,6 +38,8 @@ class ScopeStatements(ArmingStatements):
                 known = yield from self._scopes(names)
                 [(inside,)] = yield from self._dialect.run("scope_depth", {"ref": scope.ref})
             _check_parent(scope, known, inside)
+        # Also one that says the same: it is the application's from now on.
+        yield from self._dialect.run("scope_take_over", {"ref": scope.ref})
         if before == scope:
             return Put("same", affected=0)
         document = scope_document(scope)

@@ -202,13 +202,21 @@ end $$;
 -- Delete those of the scopes whose rows are gone and that have nothing inside any more, unless the
 -- application has put them since. What has left them otherwise, the pruner finds (`prune_scopes_look`).
 create or replace function duetime._drop_gone_scopes(refs text[]) returns void
-    language sql as $$
-    select duetime._drop_scopes(array(
+    language plpgsql as $$
+begin
+    refs := array(
+        select s.ref from duetime.scope as s
+        where s.ref = any (refs)
+          and exists (select from duetime.tracked_scope as t
+                      where t.ref = s.ref and t.problem ->> 'code' = 'row_gone')
+        order by s.ref for update skip locked);
+    -- Whether they are still gone is read once they are locked.
+    perform duetime._drop_scopes(array(
         select t.ref from duetime.tracked_scope as t join duetime.scope as s on s.ref = t.ref
         where t.ref = any (refs) and t.problem ->> 'code' = 'row_gone'
           and s.parent is null and s.rules is null and not s.locked
-        order by t.ref))
-$$;
+        order by t.ref));
+end $$;
 
 -- The rules that hold inside these scopes have changed, in this transaction.
 create or replace function duetime._scopes_changed(refs text[]) returns void

@@ -48,7 +48,7 @@ grant update on duetime.job, duetime.due, duetime.parked, duetime.claim, duetime
     duetime.bulk_change, duetime.bulk_change_part, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest, duetime.delivery,
     duetime.channel_rate, duetime.flow_step to duetime_operator;
 grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, duetime.schedule,
-    duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.bulk_change,
+    duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.tracked_scope, duetime.bulk_change,
     duetime.bulk_change_part, duetime.subject, duetime.reminder,
     duetime.recipient, duetime.recipient_use, duetime.digest, duetime.channel_use, duetime.waiter, duetime.flow_step
     to duetime_operator;

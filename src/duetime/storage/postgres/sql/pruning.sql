@@ -50,11 +50,8 @@ where t.problem is not null and t.problem ->> 'code' = 'row_gone'
 order by t.ref limit 100;
 
 -- name: prune_scopes
--- Those that nobody changes just now. Whether their rows are still gone is read once they are locked.
-select duetime._drop_gone_scopes(array(
-    select s.ref from duetime.scope as s
-    where s.ref = any (array(select value from json_array_elements_text(%s::json)))
-    order by s.ref for update skip locked));
+-- Those that nobody changes just now, if their rows are still gone.
+select duetime._drop_gone_scopes(array(select value from json_array_elements_text(%s::json)));
 
 -- name: prune_rules_begin
 -- The last rule; how many there are, up to `most`; and when one was last retired.

@@ -8,6 +8,12 @@ from json_to_recordset(%s::json) as g(ref text, parent text, rules json, locked 
 on conflict (ref) do update set (parent, rules, locked, updated_at)
     = (excluded.parent, excluded.rules, excluded.locked, duetime.now());
 
+-- name: scope_take_over
+-- The application has put a scope: if its row in a tracked table is gone, the scope neither goes with it nor follows it
+-- when it comes back. Call `scope_lock` before: who follows rows and who prunes lock the scope first.
+delete from duetime.tracked_scope as t
+where t.ref = %s::json ->> 'ref' and t.problem ->> 'code' = 'row_gone';
+
 -- name: scope_turn
 -- One scope is put into another at a time: else two could get inside each other.
 select pg_advisory_xact_lock(hashtext('duetime.scope')) where %s::json is not null;

@@ -13,6 +13,14 @@ where true
 on conflict (ref) do update set (parent, rules, locked, updated_at)
     = (excluded.parent, excluded.rules, excluded.locked, excluded.updated_at);
 
+-- name: scope_take_over
+-- The application has put a scope: if its row in a tracked table is gone, the scope neither goes with it nor follows it
+-- when it comes back.
+with input(doc) as (select ?)
+delete from duetime_tracked_scope as t
+where t.ref = (select json_extract(doc, '$.doc.ref') from input)
+  and json_extract(t.problem, '$.code') = 'row_gone';
+
 -- name: scope_turn
 with input(doc) as (select ?)
 select 1 from input;
