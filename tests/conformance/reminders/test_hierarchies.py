@@ -492,16 +492,20 @@ async def test_a_scope_that_the_application_puts_after_its_row_has_gone_is_kept(
     await app.subjects.put("own", scope="teams:1", due=DUE)
 
 
+@pytest.mark.parametrize("rules", [["-2h"], ["-60m"]], ids=["other_rules", "same_rules"])
+@pytest.mark.parametrize("followed", [True, False])
 async def test_a_row_that_comes_back_leaves_what_the_application_has_put_meanwhile(
-    app: Duetime, team: Table
+    app: Duetime, team: Table, followed: bool, rules: list[str]
 ) -> None:
+    """`followed`: whether a worker on SQLite has seen that the row has gone."""
     team.run("delete from teams")
-    await settle(app)
-    await app.scopes.put("teams:1", remind=["-2h"])
+    if followed:
+        await settle(app)
+    await app.scopes.put("teams:1", remind=rules)
     of_application = await armed(app, "shifts:1")
     team.run("insert into teams values (1, 30)")
 
-    assert await armed(app, "shifts:1") == of_application == [120]
+    assert await armed(app, "shifts:1") == of_application == [120 if rules == ["-2h"] else 60]
     assert "was put by the application" in str((await app.tables.get("teams")).example)
     team.run("delete from teams")
     assert await armed(app, "shifts:1") == of_application

@@ -15,11 +15,21 @@ on conflict (ref) do update set (parent, rules, locked, updated_at)
 
 -- name: scope_take_over
 -- The application has put a scope: if its row in a tracked table is gone, the scope neither goes with it nor follows it
--- when it comes back.
-with input(doc) as (select ?)
+-- when it comes back. A worker may not have followed the deletion yet.
+with input(doc) as (select ?), gone(ref) as (
+    select c.ref from input as i cross join duetime_tracked_change as c
+    where c.ref = json_extract(i.doc, '$.doc.ref') and c.kind = 'scopes'
+      and (c.row is null or json_valid(c.row) and not json_extract(c.row, '$.open'))
+)
 delete from duetime_tracked_scope as t
 where t.ref = (select json_extract(doc, '$.doc.ref') from input)
-  and json_extract(t.problem, '$.code') = 'row_gone';
+  and (json_extract(t.problem, '$.code') = 'row_gone' or t.ref in (select ref from gone));
+
+-- name: scope_take_over_2
+with input(doc) as (select ?)
+delete from duetime_tracked_change as c
+where c.ref = (select json_extract(doc, '$.doc.ref') from input) and c.kind = 'scopes'
+  and (c.row is null or json_valid(c.row) and not json_extract(c.row, '$.open'));
 
 -- name: scope_turn
 with input(doc) as (select ?)
