@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -350,13 +352,13 @@ async def test_a_child_is_not_retried_by_itself(app: Duetime, how: str) -> None:
             await run.result()
         [step] = await run.steps()
         assert step.job_id is not None
+        again: dict[str, Callable[[int], Awaitable[object]]] = {
+            "requeue": app.jobs.requeue,
+            "retry": app.flows.retry,
+            "rerun": partial(app.flows.rerun, from_step="work"),
+        }
         with pytest.raises(InvalidInput, match=f"duetime flows retry {run.id}"):
-            if how == "requeue":
-                await app.jobs.requeue(step.job_id)
-            elif how == "retry":
-                await app.flows.retry(step.job_id)
-            else:
-                await app.flows.rerun(step.job_id, from_step="work")
+            await again[how](step.job_id)
         fixed = True
         await run.retry()
         assert await run.result() == "done"
