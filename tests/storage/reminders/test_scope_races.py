@@ -91,7 +91,7 @@ async def test_a_row_is_written_while_its_scope_is_deleted(
     ):
         await one.execute(deletes.encode())
         writing = asyncio.create_task(other.execute(writes.encode()))
-        # Its turn is over after a second; then it waits for the scope itself.
+        # Its turn is over after half a second; then it waits for the scope itself.
         await until(lambda: count_waits(pg_url, longer_than=1.2))
         await one.commit()
         await writing
@@ -171,11 +171,12 @@ async def test_a_write_to_a_guild_does_not_wait_for_the_turn_of_a_channel(
         await other.execute(
             "select pg_advisory_xact_lock(hashtext('duetime.scope'), hashtext('channel:9'))"
         )
-        # It waited for a second.
+        # It waited for half a second, each time.
         run(
             pg_url,
-            "set statement_timeout = '900ms'",
-            "update guilds set minutes = '{30}' where id = 1",
+            "set statement_timeout = '1900ms'",
+            "do $$ begin for n in 27..30 loop"
+            " update guilds set minutes = array[n] where id = 1; end loop; end $$",
         )
         await other.rollback()
     await rearm_stale(app)
@@ -193,6 +194,7 @@ async def test_a_guild_that_goes_and_a_channel_that_changes_do_not_deadlock(
         await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as one,
         await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other,
     ):
+        await other.execute("set deadlock_timeout = '300ms'")
         await holder.execute("select from duetime.tracked_scope where ref = 'guild:1' for update")
         deleting = asyncio.create_task(one.execute("delete from guilds where id = 1"))
         await until(lambda: waits(pg_url))
@@ -231,3 +233,22 @@ async def test_two_that_leave_a_scope_whose_row_is_gone_do_not_wait_for_each_oth
 
     assert gone == ["channel:9"]
     assert run(pg_url, "select ref from duetime.scope where ref = 'channel:9'") == []
+
+
+@pytest.mark.parametrize("takes", ["_share_turn", "_own_turn"])
+async def test_a_turn_is_given_up_if_its_holder_waits_for_us(
+    app: Duetime, pg_url: str, takes: str
+) -> None:
+    lock = "select from duetime.scope where ref = 'guild:1' for update"
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url) as one,
+        await psycopg.AsyncConnection.connect(pg_url) as other,
+    ):
+        await one.execute(lock)
+        await one.execute("set deadlock_timeout = '100ms'")
+        await other.execute("select duetime._own_turn(array['guild:7'])")
+        waiting = asyncio.create_task(other.execute(lock))
+        await until(lambda: waits(pg_url))
+        await one.execute(f"select duetime.{takes}(array['guild:7'])".encode())
+        await one.commit()
+        await waiting

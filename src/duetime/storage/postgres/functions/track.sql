@@ -489,10 +489,11 @@ begin
     delete from duetime.subject as s where s.id = any (ids);
 end $$;
 
--- Puts of subjects and changes of their scopes take turns. A turn is worth a second: any role could hold
--- this lock, and a write must not wait for it; what is true does not depend on it.
+-- Puts of subjects and changes of their scopes take turns. A turn is worth half a second: any role could hold
+-- this lock, and a write must not wait for it; what is true does not depend on it. That is less than PostgreSQL waits
+-- before it looks for a deadlock, unless `deadlock_timeout` is set to less: its holder may wait for a row of ours.
 create or replace function duetime._share_turn(refs text[]) returns void
-    language plpgsql set lock_timeout = '1s' as $$
+    language plpgsql set lock_timeout = '500ms' as $$
 declare
     turn constant integer := hashtext('duetime.scope');
     ref text;
@@ -501,7 +502,7 @@ begin
         if not pg_try_advisory_xact_lock_shared(turn, hashtext(ref)) then
             begin
                 perform pg_advisory_xact_lock_shared(turn, hashtext(ref));
-            exception when lock_not_available then
+            exception when lock_not_available or deadlock_detected then
                 return;
             end;
         end if;
@@ -510,7 +511,7 @@ end $$;
 
 -- The turn of one that changes scopes; see `_share_turn`.
 create or replace function duetime._own_turn(refs text[]) returns void
-    language plpgsql set lock_timeout = '1s' as $$
+    language plpgsql set lock_timeout = '500ms' as $$
 declare
     turn constant integer := hashtext('duetime.scope');
     ref text;
@@ -521,7 +522,7 @@ begin
     foreach ref in array refs loop
         begin
             perform pg_advisory_xact_lock(turn, hashtext(ref));
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             return;
         end;
     end loop;
