@@ -16,7 +16,7 @@ from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.pruning import PruneStatements
 from duetime.storage.store import Statement
 from tests.observing import observed
-from tests.waiting import PATIENCE, count_waits, until, waits
+from tests.waiting import PATIENCE, count_waits, until, until_true, waits
 
 GAME = "insert into games values (2, now() + interval '1 day', 1)"
 GUILD = "insert into guilds values (1, '{30}')"
@@ -252,3 +252,32 @@ async def test_a_turn_is_given_up_if_its_holder_waits_for_us(
         await one.execute(f"select duetime.{takes}(array['guild:7'])".encode())
         await one.commit()
         await waiting
+
+
+@pytest.mark.usefixtures("channel")
+async def test_a_scope_that_moves_meanwhile_is_locked_with_those_around_it_now(pg_url: str) -> None:
+    """Before the subjects: everyone locks scopes first."""
+    run(pg_url, "insert into guilds values (2, '{30}')")
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url) as holder,
+        await psycopg.AsyncConnection.connect(pg_url) as other,
+        await psycopg.AsyncConnection.connect(pg_url) as one,
+    ):
+        await holder.execute("select from duetime.subject where ref = 'matches:1' for update")
+        await other.execute("update channels set guild = 2")
+        writing = asyncio.create_task(
+            one.execute("update matches set starts = starts + interval '1 hour' where id = 1")
+        )
+        await until(lambda: waits(pg_url))
+        await other.commit()
+        pids = f"{holder.info.backend_pid} = any (pg_blocking_pids({one.info.backend_pid}))"
+        await until_true(lambda: run(pg_url, f"select 1 where {pids}"))
+        free = run(
+            pg_url, "select ref from duetime.scope where ref = 'guild:2' for update skip locked"
+        )
+        await holder.rollback()
+        await writing
+        await one.commit()
+
+    assert free == []
+    assert armed(pg_url) == ["00:30:00"]

@@ -198,6 +198,7 @@ declare
     bad_zones text[];
     given_scopes text[];
     around text[];
+    moved_into text[];
     moved bigint[];
     closed bigint[];
     missing bigint;
@@ -250,9 +251,15 @@ begin
     end if;
     perform duetime._make_scopes(given_scopes, actor);
     loop
-        perform from duetime.scope as s where s.ref = any (around) order by s.ref for share;
+        -- Of one that another transaction has moved while this one waited for it, those that are around it now, too.
+        moved_into := array(
+            with locked as materialized (
+                select s.parent from duetime.scope as s where s.ref = any (around) order by s.ref for share
+            )
+            select l.parent from locked as l where l.parent is not null except select unnest(around));
+        around := around || moved_into;
         -- One that another transaction has deleted while this one waited for it is made again.
-        exit when not duetime._make_scopes(given_scopes, actor);
+        exit when not duetime._make_scopes(given_scopes, actor) and cardinality(moved_into) = 0;
     end loop;
     if duetime._arms_later(cardinality(refs)) then
         number := duetime._begin_change();
