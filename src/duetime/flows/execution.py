@@ -208,7 +208,7 @@ async def undo_run(
 async def _only_replay(definition: FlowDefinition, replay: Replay, args: dict[str, Any]) -> None:
     """Call the function for the compensations that it registers, up to the first call that is not
     recorded."""
-    replay.only_replays = True
+    replay.replay_only()
     try:
         await definition.call(replay, args)
     except FlowChanged:

@@ -316,8 +316,7 @@ class Flow:
         elif (record.kind, record.name) != ("version", name):
             return False
         seq, record = self._replay.call("version", name)
-        if self._replay.only_replays:
-            await self._replay.replay_only(record)
+        await self._replay.in_turn(record)
         if record is None:
             await self._replay.record(self._replay.new_record(seq, "version", name, COMPLETED))
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -43,8 +44,12 @@ SKIPPED = StepState.SKIPPED.value
 REGISTERED = StepState.REGISTERED.value
 _OVER = frozenset({COMPLETED, FAILED, SKIPPED})
 _TURNS = 3
-"""A run is suspended when it did nothing for so many turns of the event loop: what `gather` has
-just made needs one to start."""
+"""A function waits once it did nothing for so many turns of the event loop: what `gather` has just
+made needs one to start."""
+_TURNS_OF_BRANCHES = 12
+"""An error needs two for each task group that it ends, one in the other."""
+_IN_TASK = "*"
+"""Ends the places of calls in a branch that was not made by `gather`."""
 RANDOM = random.Random()
 """One for all runs: to seed one costs 17 µs."""
 
@@ -75,7 +80,8 @@ class Branch:
     """
 
     __slots__ = (
-        "branches", "calls", "compensations", "gathered", "parent", "path", "replay", "task",
+        "branches", "calls", "compensations", "gathered", "mark", "parent", "path", "replay",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +96,7 @@ class Branch:
         self.path = path
         """Empty for the function itself; else a number for each level: `2`, `2.1`."""
         self.task = task
+        self.mark = "" if parent is None else _IN_TASK
         self.calls = 0
         self.compensations = 0
         self.branches = 0
@@ -102,6 +109,7 @@ class Branch:
 
     def gather(self) -> Branch:
         branch = self.fork()
+        branch.mark = ""
         self.gathered.append(branch.path)
         return branch
 
@@ -136,7 +144,6 @@ class Replay:
         self.ctx = ctx
         self.run_id = ctx.id if run_id is None else run_id
         self.only_replays = False
-        """The run ends or has ended: the function is called for its compensations alone."""
         self.compensations: list[Compensation] = []
         self.recorder = recorder
         self.records = loaded.steps
@@ -144,18 +151,30 @@ class Replay:
         self.policy = policy
         self.main = Branch(self, "", asyncio.current_task())
         self._called: set[int] = set()
-        self._places = {
-            record.place: seq for seq, record in self.records.items() if record.place is not None
+        self._place_of = {
+            seq: record.place for seq, record in self.records.items() if record.place is not None
         }
+        """Where calls in branches are made, as it is recorded."""
+        self._places = {place.removesuffix(_IN_TASK): seq for seq, place in self._place_of.items()}
         """The numbers of calls in branches, by where they are made."""
-        self._place_of = {seq: place for place, seq in self._places.items()}
         self._last_in_branches = max([BRANCH_CALLS, *self._place_of])
         self._last_compensation = min([0, *self.records])
         self._active = 0
         self.moves = 0
-        """Counts the calls and branches that began: whether the function gets on."""
+        """Counts the calls and branches that began, and the calls that ended: whether the function
+        gets on."""
+        self._is_watched = False
         self._blocked: dict[asyncio.Future[None], tuple[int, ...]] = {}
         """What ends the wait of a branch, and the calls that it waits for."""
+        self._is_behind = bool(self.records)
+        """The function may not have come to all that is recorded."""
+        self._order: dict[int, int] | None = None
+        """The place of each call in the order in which they ended, if they have to be replayed in
+        that order."""
+        self._ended_calls: list[tuple[int, asyncio.Future[None]]] = []
+        """A heap of the calls that wait for their turn, by their places."""
+        self._open_calls: list[asyncio.Future[None]] = []
+        """Those that have not ended, whose turn is after all others."""
         self._cancelled_next: set[asyncio.Task[Any]] = set()
         """Branches in which a cancellation is raised when they wait next."""
         self.limit: asyncio.Timeout | None = None
@@ -178,6 +197,9 @@ class Replay:
                 self.record_later(
                     self.new_record(0, "error", failed.name, COMPLETED, None, failed.attempt)
                 )
+        in_tasks = any(place.endswith(_IN_TASK) for place in self._place_of.values())
+        if in_tasks or any(map(_raises, self.records.values())):
+            self._keep_order()
 
     # Calls
 
@@ -201,33 +223,22 @@ class Replay:
             record = None
         return seq, record
 
-    async def replay_only(self, *records: StepRecord | None) -> None:
-        """Replay calls with these records for the compensations alone: raise `Replayed` if one of
-        them was not recorded.
-
-        A call that raises waits for the other branches, as long as they get on: a task group would
-        cancel them before they have registered their compensations.
-        """
-        if not all(record is not None and _returns(record) for record in records):
-            turns, moves = _TURNS, self.moves
-            while turns:
-                await asyncio.sleep(0)
-                turns, moves = (turns - 1, moves) if moves == self.moves else (_TURNS, self.moves)
-        if not all(map(is_over, records)):
-            raise Replayed
-
     def branch(self) -> Branch:
         """The branch that makes a call. A task that was made by other means than `gather` becomes
         one when it makes its first call."""
         task = asyncio.current_task()
-        branch = current_branch.get()
-        if branch is None or branch.replay is not self:
-            branch = self.main
+        branch = self._current()
         if branch.task is not task:
             branch = branch.fork()
             branch.task = task
             current_branch.set(branch)
+            if self._is_behind and self._order is None:
+                self._keep_order()
         return branch
+
+    def _current(self) -> Branch:
+        branch = current_branch.get()
+        return self.main if branch is None or branch.replay is not self else branch
 
     def _next(self, branch: Branch) -> tuple[int, StepRecord | None]:
         branch.calls += 1
@@ -247,7 +258,7 @@ class Replay:
         if seq is None:
             self._last_in_branches += 1
             seq = self._places[place] = self._last_in_branches
-            self._place_of[seq] = place
+            self._place_of[seq] = place + branch.mark
         return seq
 
     def has_passed(self, branch: Branch) -> bool:
@@ -256,8 +267,9 @@ class Replay:
         here: Branch | None = branch
         while here is not None:
             inner = f"{here.path}.".lstrip(".")
-            for seq, record in self.records.items():
-                path, _, call = (record.place or f":{seq}").partition(":")
+            for seq in self.records:
+                place = self._place_of.get(seq, f":{seq}").removesuffix(_IN_TASK)
+                path, _, call = place.partition(":")
                 if seq <= 0 or not f"{path}.".startswith(inner):
                     continue
                 made = path.removeprefix(inner).partition(".")[0]
@@ -277,13 +289,66 @@ class Replay:
         if seq is None:
             self._last_compensation -= 1
             seq = self._places[place] = self._last_compensation
-            self._place_of[seq] = place
+            self._place_of[seq] = place + branch.mark
         return seq, self.records.get(seq)
 
     def is_cut_off(self) -> bool:
         """Whether a cancellation was raised in this branch: a replay does not come here."""
         task = asyncio.current_task()
         return bool(task and task.cancelling()) and task not in self._cancelled_next
+
+    # The order of outcomes
+
+    def replay_only(self) -> None:
+        """The run ends or has ended: the function is called for its compensations alone."""
+        self.only_replays = True
+        self._keep_order()
+
+    def _keep_order(self) -> None:
+        """Replay calls in the order in which they ended.
+
+        The results of all are there at once. But an error that ends a task group cuts the other
+        branches off: each must have got as far as it had then, and no further. `gather` waits for
+        all of its branches, whatever their order.
+        """
+        ended = [seq for seq, record in self.records.items() if record.state in _OVER]
+        self._order = {seq: place for place, seq in enumerate(ended)}
+
+    async def in_turn(self, *records: StepRecord | None) -> None:
+        """Wait until a call with these records may return, raise or begin. Raises `Replayed` if it
+        has not ended and the function only replays."""
+        order = self._order
+        if order is None or not records:
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        places = [order[one.seq] for one in records if one is not None and one.seq in order]
+        if len(places) == len(records):
+            heapq.heappush(self._ended_calls, (max(places), turn))
+        else:
+            self._open_calls.append(turn)
+        self._watch()
+        self._active += 1
+        try:
+            await turn
+        finally:
+            self.stop()
+        if self.only_replays and not all(map(is_over, records)):
+            raise Replayed
+
+    def _next_turn(self) -> None:
+        """Let the next call go on, or all that have not ended if no other waits."""
+        while self._ended_calls:
+            _, turn = heapq.heappop(self._ended_calls)
+            # It may be in a branch that was cut off.
+            if not turn.done():
+                turn.set_result(None)
+                return
+        if not self.only_replays:
+            self._order, self._is_behind = None, False
+        for turn in self._open_calls:
+            if not turn.done():
+                turn.set_result(None)
+        self._open_calls.clear()
 
     # The end of the function
 
@@ -323,10 +388,7 @@ class Replay:
 
     def call_failed(self, seq: int) -> None:
         """A call raises `StepFailed` or `SignalTimeout`."""
-        branch = current_branch.get()
-        if branch is None or branch.replay is not self:
-            branch = self.main
-        self._failed_calls[seq] = branch.progress()
+        self._failed_calls[seq] = self._current().progress()
 
     def _calls_to_repeat(self, error: BaseException) -> set[int]:
         """The calls whose errors ended the run, and those that the function made because of them,
@@ -520,8 +582,9 @@ class Replay:
 
     def stop(self) -> None:
         self._active -= 1
+        self.moves += 1
         if self._blocked and not self._active:
-            self._check(_TURNS, self.moves)
+            self._watch()
 
     @property
     def waits(self) -> list[int]:
@@ -542,7 +605,7 @@ class Replay:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._blocked[future] = calls
         if not self._active:
-            self._check(_TURNS, self.moves)
+            self._watch()
         try:
             await future
         except asyncio.CancelledError:
@@ -551,14 +614,25 @@ class Replay:
                 del self._blocked[future]
             raise
 
+    def _watch(self) -> None:
+        """Have the run go on, or be suspended, once nothing of it begins or ends for a while."""
+        if not self._is_watched:
+            self._is_watched = True
+            self._check(0, -1)
+
     def _check(self, turns: int, moves: int) -> None:
-        """Suspend the run if it waits, nothing of it runs, and nothing begins to."""
-        if self._active or self.suspending or not self._blocked:
+        has_turns = bool(self._ended_calls or self._open_calls)
+        if not has_turns and (self._active or self.suspending or not self._blocked):
+            self._is_watched = False
             return
         if self.moves != moves:
-            turns, moves = _TURNS, self.moves
+            turns, moves = _TURNS_OF_BRANCHES if self.main.branches else _TURNS, self.moves
         if turns:
             asyncio.get_running_loop().call_soon(self._check, turns - 1, moves)
+            return
+        if has_turns:
+            self._next_turn()
+            self._check(0, -1)
             return
         self.suspending = True
         for future in self._blocked:
@@ -610,8 +684,9 @@ def _is_stopped(record: StepRecord) -> bool:
     return record.state == FAILED and record.error_code == RUN_ENDED and record.job_id is not None
 
 
-def _returns(record: StepRecord) -> bool:
-    return record.state == COMPLETED and record.error_code is None
+def _raises(record: StepRecord) -> bool:
+    """Whether a call raises an error when it is replayed; or returns a default in its place."""
+    return record.error_code is not None and record.state in _OVER
 
 
 def is_over(record: StepRecord | None) -> bool:

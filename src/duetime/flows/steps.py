@@ -60,8 +60,7 @@ async def call_step(
     kwargs: Mapping[str, Any],
 ) -> Any:
     attempt = 0
-    if replay.only_replays:
-        await replay.replay_only(record)
+    await replay.in_turn(record)
     if record is not None:
         if record.state == COMPLETED:
             return _decode(called.decoder, record.output)
@@ -117,8 +116,7 @@ async def call_in_transaction(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """As `call_step`, but nothing that failed has happened, and it is not retried in place."""
-    if replay.only_replays:
-        await replay.replay_only(record)
+    await replay.in_turn(record)
     if record is not None and record.state == COMPLETED:
         return _decode(called.decoder, record.output)
     if record is not None and record.state == FAILED:
@@ -171,8 +169,7 @@ async def run_jobs(
     one: bool,
 ) -> Any:
     """Have jobs do steps, and wait for them."""
-    if replay.only_replays:
-        await replay.replay_only(*(record for _, record, _ in calls))
+    await replay.in_turn(*(record for _, record, _ in calls))
     batch = None if one or not calls else calls[0][0]
     if fresh := [(seq, job) for seq, record, job in calls if record is None]:
         replay.start()
@@ -227,8 +224,7 @@ async def call_for_each(
 
 
 async def sleep(replay: Replay, seq: int, record: StepRecord | None, wait: timedelta) -> None:
-    if replay.only_replays:
-        await replay.replay_only(record)
+    await replay.in_turn(record)
     if record is not None and (record.state == COMPLETED or record.is_due):
         if record.state != COMPLETED:
             replay.record_later(replay.new_record(seq, "sleep", "sleep", COMPLETED))
@@ -247,8 +243,7 @@ async def wait_for_signal(
     default: Any,
     correlation: str | None,
 ) -> Any:
-    if replay.only_replays:
-        await replay.replay_only(record)
+    await replay.in_turn(record)
     if record is None or record.state == WAITING:
         signal = next((signal for signal in replay.signals if signal.name == name), None)
         if signal is not None:
@@ -276,8 +271,7 @@ async def wait_for_signal(
 
 async def record_value(replay: Replay, kind: StepKind, make: Callable[[], T], type_: type[T]) -> T:
     seq, record = replay.call(kind, kind)
-    if replay.only_replays:
-        await replay.replay_only(record)
+    await replay.in_turn(record)
     if record is not None:
         return msgspec.json.decode(record.output or "null", type=type_)
     output = msgspec.json.encode(make()).decode()

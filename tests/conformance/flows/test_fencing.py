@@ -268,6 +268,19 @@ async def test_a_run_whose_function_is_tried_again_goes_on_after_the_pause(
     assert (await get(store, run)).run_at == clock.now + seconds(60)
 
 
+async def test_what_a_run_recorded_is_loaded_in_the_order_in_which_it_ended(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    run = await enqueue(store, flow=True)
+    job = await hand.claim_one()
+    calls = [call(job, 1), call(job, 2), wait(job, seq=3), call(job, 4), call(job, 5)]
+    for one, finished in zip(calls, [3000, 1000, None, 2000, 2000], strict=True):
+        one.finished = finished
+    await record(store, *calls)
+
+    assert [*(await load(store, run)).steps] == [2, 4, 5, 1, 3]
+
+
 async def test_a_signal_of_another_name_does_not_wake_a_run(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

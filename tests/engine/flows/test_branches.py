@@ -122,6 +122,116 @@ async def test_a_task_group_that_waits_goes_on_though_another_branch_has_failed(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("fails_first", [True, False])
+async def test_a_step_that_is_cut_off_at_once_is_not_begun_in_a_replay(
+    app: Duetime, fails_first: bool
+) -> None:
+    """Nothing is recorded of either branch."""
+    done: list[str] = []
+
+    async def hang() -> None:
+        done.append("hang")
+        await asyncio.Event().wait()
+
+    @app.flow(name="cut_off")
+    async def cut_off(flow: Flow) -> str:
+        async def work() -> None:
+            await flow.step(hang)
+
+        async def fail() -> None:
+            raise ValueError("no seats")
+
+        await flow.sleep("10ms")
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                for branch in (fail, work) if fails_first else (work, fail):
+                    tasks.create_task(branch())
+        for _ in range(3):
+            await flow.sleep("10ms")
+        return "done"
+
+    async with app.worker():
+        run = await cut_off.start()
+        assert await run.result() == "done"
+
+    assert done == []
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+@pytest.mark.parametrize("error", ["of a step", "of the function"])
+async def test_a_branch_that_was_cut_off_gets_as_far_in_every_replay(
+    app: Duetime, fails_first: bool, error: str
+) -> None:
+    done: list[str] = []
+
+    async def note(what: str) -> None:
+        done.append(what)
+
+    async def hang() -> None:
+        done.append("hang")
+        await asyncio.Event().wait()
+
+    async def check() -> None:
+        await until_true(lambda: "hang" in done)
+        if error == "of a step":
+            raise Discard("no seats")
+
+    @app.flow(name="cut_off", retry=Constant("1ms", max_attempts=1))
+    async def cut_off(flow: Flow) -> str:
+        async def work() -> None:
+            await flow.gather(flow.step(note, "one"), flow.step(note, "two"))
+            await flow.step(note, "three")
+            await flow.step(hang)
+
+        async def fail() -> None:
+            await flow.step(check)
+            raise ValueError("no seats")
+
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                for branch in (fail, work) if fails_first else (work, fail):
+                    tasks.create_task(branch())
+        for _ in range(3):
+            await flow.sleep("10ms")
+        return "done"
+
+    async with app.worker():
+        run = await cut_off.start()
+        assert await run.result() == "done"
+
+    assert sorted(done) == ["hang", "one", "three", "two"]
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+async def test_an_error_ends_nested_task_groups_though_another_branch_waits(
+    app: Duetime, depth: int
+) -> None:
+    async def fail() -> None:
+        raise Discard("no seats")
+
+    @app.flow(name="nested")
+    async def nested(flow: Flow) -> str:
+        async def fail_below(level: int) -> None:
+            if not level:
+                await flow.step(fail)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail_below(level - 1))
+
+        async def wait() -> None:
+            await flow.wait_for("never")
+
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(wait())
+                tasks.create_task(fail_below(depth))
+        await flow.sleep("10ms")
+        return "done"
+
+    async with app.worker():
+        run = await nested.start()
+        assert await run.result() == "done"
+
+
 async def test_a_run_is_not_woken_for_a_branch_that_was_cut_off(app: Duetime) -> None:
     """The retry of its step was due, so that the run was resumed over and over."""
     activations = 0

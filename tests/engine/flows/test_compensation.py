@@ -1324,3 +1324,45 @@ async def test_tasks_of_a_group_register_their_compensations_again_when_a_run_is
             await run.result("10s")
 
     assert done == ["booked", "cancel car", "cancel hotel"]
+
+
+@pytest.mark.parametrize("where", ["branch", "body"])
+async def test_a_task_group_that_its_own_error_ended_is_undone(app: Duetime, where: str) -> None:
+    """The step before the error has long returned when the replay comes to the other branch."""
+    done: list[str] = []
+
+    async def check() -> bool:
+        await until_true(lambda: "booked" in done)
+        return False
+
+    async def book(what: str) -> str:
+        return what
+
+    async def cancel(what: str) -> None:
+        done.append(f"cancel {what}")
+
+    @app.flow(name="grouped", retry=ONCE)
+    async def grouped(flow: Flow) -> None:
+        async def check_stock() -> None:
+            if not await flow.step(check):
+                raise ValueError("not in stock")
+
+        async def book_trip() -> None:
+            [hotel] = await flow.gather(flow.step(book, "hotel"))
+            flow.on_failure(cancel, hotel)
+            await flow.step(done.append, "booked")
+            await flow.wait_for("never")
+
+        async with asyncio.TaskGroup() as tasks:
+            if where == "branch":
+                tasks.create_task(check_stock())
+            tasks.create_task(book_trip())
+            if where == "body":
+                await check_stock()
+
+    async with app.worker():
+        run = await grouped.start()
+        with pytest.raises(JobFailed, match="TaskGroup"):
+            await run.result()
+
+    assert done == ["booked", "cancel hotel"]

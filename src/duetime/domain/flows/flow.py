@@ -52,7 +52,8 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     """Its `until` has passed."""
     job_id: int | None
     place: str | None = None
-    """Of a call in a branch: where it is made, such as `2.1:3`. Its number depends on when."""
+    """Of a call in a branch: where it is made, such as `2.1:3`. Its number depends on when. It ends
+    in `*` if the branch was not made by `flow.gather`."""
 
 
 class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +72,7 @@ class LoadedRun(msgspec.Struct, gc=False):
     """All that a run has recorded, and the signals that it has not taken."""
 
     steps: dict[int, StepRecord]
+    """By their numbers, in the order in which they ended; those that have not come last."""
     signals: list[ArrivedSignal]
 
 

@@ -2,21 +2,24 @@
 -- job, and the attempt must not have ended.
 
 -- name: flow_load
--- All that runs have recorded, in order, and their signals that no wait has taken.
--- Index: the primary keys, and flow_signal_run.
+-- All that runs have recorded, in the order in which it ended, what has not ended last; and their
+-- signals that no wait has taken. Index: the primary keys, and flow_signal_run.
 with runs as materialized (
     select value::bigint as id from json_array_elements_text(%s::json)
 )
-select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output::text, s.error_code, s.error,
-    s.until <= duetime.now(), s.job_id, s.place
-from runs as r cross join lateral (
-    select * from duetime.flow_step as s where s.run_id = r.id offset 0) as s
-union all
-select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id, null
-from runs as r cross join lateral (
-    select * from duetime.flow_signal as g where g.run_id = r.id offset 0) as g
-where g.seq is null
-order by 1, 2, 11;
+select run_id, seq, kind, name, state, attempt, output, error_code, error, is_due, id, place
+from (
+    select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output::text, s.error_code, s.error,
+        s.until <= duetime.now() as is_due, s.job_id as id, s.place, s.finished_at
+    from runs as r cross join lateral (
+        select * from duetime.flow_step as s where s.run_id = r.id offset 0) as s
+    union all
+    select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id, null, null
+    from runs as r cross join lateral (
+        select * from duetime.flow_signal as g where g.run_id = r.id offset 0) as g
+    where g.seq is null
+) as loaded
+order by run_id, finished_at nulls last, seq, id;
 
 -- name: flow_began
 -- When runs first ran since they last finished without success: since they were retried, if they were.

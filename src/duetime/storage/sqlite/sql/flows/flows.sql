@@ -1,16 +1,22 @@
 -- Statements of flows. Every write of a run is fenced as a finish is: its claim must still be there.
 
 -- name: flow_load
--- All that runs have recorded, in order, and their signals that no wait has taken.
+-- All that runs have recorded, in the order in which it ended, what has not ended last; and their
+-- signals that no wait has taken.
 with input(doc) as (select ?)
-select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error,
-    s.until <= json_extract((select doc from input), '$.now'), s.job_id, s.place
-from json_each((select doc from input), '$.doc') as r cross join duetime_flow_step as s on s.run_id = r.value
-union all
-select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id, null
-from json_each((select doc from input), '$.doc') as r
-cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
-order by 1, 2, 11;
+select run_id, seq, kind, name, state, attempt, output, error_code, error, is_due, id, place
+from (
+    select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error,
+        s.until <= json_extract((select doc from input), '$.now') as is_due, s.job_id as id, s.place,
+        s.finished_at
+    from json_each((select doc from input), '$.doc') as r
+    cross join duetime_flow_step as s on s.run_id = r.value
+    union all
+    select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id, null, null
+    from json_each((select doc from input), '$.doc') as r
+    cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
+)
+order by run_id, finished_at nulls last, seq, id;
 
 -- name: flow_began
 -- When runs first ran since they last finished without success: since they were retried, if they were.
