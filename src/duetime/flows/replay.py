@@ -322,7 +322,8 @@ class Replay:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         places = [order[one.seq] for one in records if one is not None and one.seq in order]
-        if len(places) == len(records):
+        is_ended = len(places) == len(records)
+        if is_ended:
             heapq.heappush(self._ended_calls, (max(places), turn))
         else:
             self._open_calls.append(turn)
@@ -330,6 +331,13 @@ class Replay:
         self._active += 1
         try:
             await turn
+        except asyncio.CancelledError as error:
+            # The branch was cut off while it recorded the call, and has received the result. It has
+            # not received that of a job, which may have ended at any time since.
+            is_received = all(one is not None and one.job_id is None for one in records)
+            if not (is_received and is_ended and self.is_stopped_by(error)):
+                raise
+            self.cancel_next()
         finally:
             self.stop()
         if self.only_replays and not all(map(is_over, records)):
@@ -509,9 +517,16 @@ class Replay:
             raise
 
     def is_stopped_by(self, error: BaseException) -> bool:
-        """Whether the function is cancelled because the run is, or because its time is up."""
+        """Whether the function is cancelled because the run is, or because its time is up; or one
+        of its branches because a task group ends."""
         if not isinstance(error, asyncio.CancelledError) or not is_cancelled(error):
             return False
+        branch = self._current()
+        made_tasks = branch is self.main or branch.branches > len(branch.gathered)
+        if not (made_tasks and branch.task is asyncio.current_task()):
+            return True
+        # It may be the body of a task group, which does not end by the cancellation: Python before
+        # 3.13 would raise it again after the group.
         return self.ctx.cancel_requested or (self.limit is not None and self.limit.expired())
 
     def cancel_next(self) -> None:

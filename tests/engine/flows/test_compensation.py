@@ -29,6 +29,7 @@ from duetime import (
     StepFailed,
     current_step,
 )
+from duetime.domain.flows.flow import NewRecord
 from duetime.errors import (
     DatabaseUnreachable,
     FlowTimeout,
@@ -36,6 +37,7 @@ from duetime.errors import (
     InvalidInput,
     SignalTimeout,
 )
+from duetime.flows.recorder import Recorder
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Statements
 from tests.conftest import Backend
@@ -1324,6 +1326,65 @@ async def test_tasks_of_a_group_register_their_compensations_again_when_a_run_is
             await run.result("10s")
 
     assert done == ["booked", "cancel car", "cancel hotel"]
+
+
+@pytest.mark.parametrize("ended", ["before", "after"])
+async def test_a_branch_that_is_cut_off_while_it_records_a_step_undoes_the_step(
+    app: Duetime, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ended`: the step, before or after that of the other branch."""
+    done: list[str] = []
+    is_written = asyncio.Event()
+    record = Recorder.record
+
+    async def record_slowly(
+        self: Recorder, ctx: Context, records: list[NewRecord], **kwargs: Any
+    ) -> None:
+        name = records[-1].name
+        if name == "check":
+            await is_written.wait()
+        await record(self, ctx, records, **kwargs)
+        if name == "charge" and not is_written.is_set():
+            is_written.set()
+            await asyncio.Event().wait()
+
+    async def charge() -> int:
+        done.append("charge")
+        if ended == "after":
+            await until_true(lambda: "check" in done)
+            await asyncio.sleep(0.01)
+        return 7
+
+    async def check() -> None:
+        if ended == "before":
+            await is_written.wait()
+        done.append("check")
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    @app.flow(name="cut_off", retry=ONCE)
+    async def cut_off(flow: Flow) -> None:
+        async def pay() -> None:
+            payment = await flow.step(charge)
+            flow.on_failure(refund, payment)
+            await flow.step(done.append, "paid")
+
+        async def fail() -> None:
+            await flow.step(check)
+            raise ValueError("not in stock")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pay())
+            tasks.create_task(fail())
+
+    monkeypatch.setattr(Recorder, "record", record_slowly)
+    async with app.worker():
+        run = await cut_off.start()
+        with pytest.raises(JobFailed, match="TaskGroup"):
+            await run.result()
+
+    assert done == ["charge", "check", "refund 7"]
 
 
 @pytest.mark.parametrize("where", ["branch", "body"])
