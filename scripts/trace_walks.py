@@ -198,7 +198,7 @@ class Traced(NamedTuple):
 
 
 async def rest(
-    _service: object, *, stopping: asyncio.Event, outage: object, looks: object = None
+    _service: object, *, stopping: asyncio.Event, outage: object, poller: object = None
 ) -> None:
     """In place of what a worker repeats beside the walks: rescue, prune, watch the lease."""
     await stopping.wait()

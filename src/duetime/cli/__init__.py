@@ -82,7 +82,7 @@ def main() -> NoReturn:
         code = _run()
         sys.stdout.flush()
     except (ReaderGone, BrokenPipeError):
-        # Whoever read our output has gone (`| head`): not an error. Python must not try again.
+        # The reader of our output has gone (`| head`): not an error. Python must not try again.
         _write_nowhere(sys.stdout, sys.stderr)
     except (OutputFailed, OSError) as error:
         _write_nowhere(sys.stdout)

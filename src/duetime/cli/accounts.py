@@ -35,11 +35,11 @@ def accounts(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List accounts by name."""
 
-    async def look(app: Duetime) -> tuple[Page[Account], datetime]:
+    async def read(app: Duetime) -> tuple[Page[Account], datetime]:
         return await app.accounts.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found, json=target.json, empty="No accounts. `duetime accounts add NAME` adds one."
     ):

@@ -54,10 +54,10 @@ def list_events(
 ) -> None:
     """Print one page of the audit."""
 
-    async def look(app: Duetime) -> Page[AuditEvent]:
+    async def read(app: Duetime) -> Page[AuditEvent]:
         return await app.audit.list(entity=entity, **filters)
 
-    page = target.run(look)
+    page = target.run(read)
     if target.json:
         print_json(page)
     elif not page:

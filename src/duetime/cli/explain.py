@@ -36,7 +36,7 @@ def explain_command(
 
 
 def print_explanation(target: Target, explanation: Explanation) -> None:
-    """Print the sentence, the chain of checks, the steps that neither tells, and the facts."""
+    """Print the sentence, the chain of checks, the steps that are in neither, and the facts."""
     if target.json:
         print_json(explanation)
         return

@@ -25,7 +25,7 @@ _NARROWEST = 8
 
 
 class ReaderGone(Exception):
-    """Nobody reads our output any more. Not an `OSError`, which click would end with code 1."""
+    """The reader of our output has gone. Not an `OSError`, which click would end with code 1."""
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

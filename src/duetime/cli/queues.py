@@ -35,11 +35,11 @@ def queues(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List every queue that has jobs, a worker, a pause or a limit."""
 
-    async def look(app: Duetime) -> tuple[Page[QueueInfo], datetime]:
+    async def read(app: Duetime) -> tuple[Page[QueueInfo], datetime]:
         return await app.queues.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found, json=target.json, empty="No queue has jobs, a worker, a pause or a limit."
     ):
@@ -53,11 +53,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 def get_command(context: click.Context, queue: str) -> None:
     """Show what waits in QUEUE and runs, its pause and its limits."""
 
-    async def look(app: Duetime) -> tuple[QueueInfo, datetime]:
+    async def read(app: Duetime) -> tuple[QueueInfo, datetime]:
         return await app.queues.get(queue), await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if target.json:
         print_json(found)
     else:

@@ -42,11 +42,11 @@ def recipients(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List recipients by reference."""
 
-    async def look(app: Duetime) -> Page[Recipient]:
+    async def read(app: Duetime) -> Page[Recipient]:
         return await app.recipients.list(limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -76,11 +76,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 def get_command(context: click.Context, ref: str) -> None:
     """Show everything about a recipient."""
 
-    async def look(app: Duetime) -> Recipient:
+    async def read(app: Duetime) -> Recipient:
         return await app.recipients.get(ref)
 
     target = target_of(context)
-    _show(target.run(look), as_json=target.json)
+    _show(target.run(read), as_json=target.json)
 
 
 @recipients.command("put")
@@ -181,14 +181,14 @@ def unmute_command(context: click.Context, ref: str, what: tuple[str, ...], by: 
 def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:
     """Delete the settings of REF, who is then reached with the defaults. Asks for confirmation."""
 
-    async def look(app: Duetime) -> None:
+    async def read(app: Duetime) -> None:
         await app.recipients.get(ref)
 
     async def delete(app: Duetime) -> None:
         await app.recipients.delete(ref, by=by)
 
     target = target_of(context)
-    target.run(look)
+    target.run(read)
     if not yes:
         confirm(f"Delete the recipient {one_line(ref)}?")
     target.run(delete)

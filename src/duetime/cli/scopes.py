@@ -33,11 +33,11 @@ def scopes(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List scopes, with the rules that they set themselves."""
 
-    async def look(app: Duetime) -> Page[ScopeInfo]:
+    async def read(app: Duetime) -> Page[ScopeInfo]:
         return await app.scopes.list(limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -60,11 +60,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 def get_command(context: click.Context, ref: str) -> None:
     """Show a scope, with the rules that it sets itself."""
 
-    async def look(app: Duetime) -> ScopeInfo:
+    async def read(app: Duetime) -> ScopeInfo:
         return await app.scopes.get(ref)
 
     target = target_of(context)
-    scope = target.run(look)
+    scope = target.run(read)
     if target.json:
         print_json(_json(scope))
         return

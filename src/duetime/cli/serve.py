@@ -56,7 +56,7 @@ def serve(
     parts = [name for name, wanted in (("api", api), ("dashboard", dashboard)) if wanted]
 
     def greet(url: str) -> None:
-        # Not a log line: the link lets whoever has it in.
+        # Not a log line: anybody who has the link can log in with it.
         echo(f"Duetime is at {url}", err=True)
 
     app.serve(parts=parts, greet=greet, **options)

@@ -129,14 +129,14 @@ def delete_command(context: click.Context, name: str, yes: bool, by: str) -> Non
     The table itself stays as it is.
     """
 
-    async def look(app: Duetime) -> str:
+    async def read(app: Duetime) -> str:
         return (await app.tables.get(name)).track.kind
 
     async def delete(app: Duetime) -> int:
         return await app.tables.delete(name, by=by)
 
     target = target_of(context)
-    kind = target.run(look)
+    kind = target.run(read)
     if not yes:
         confirm(
             f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders, "
@@ -156,11 +156,11 @@ def delete_command(context: click.Context, name: str, yes: bool, by: str) -> Non
 def get_command(context: click.Context, name: str) -> None:
     """Show the table tracked as NAME, and its problems."""
 
-    async def look(app: Duetime) -> TrackedInfo:
+    async def read(app: Duetime) -> TrackedInfo:
         return await app.tables.get(name)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if target.json:
         print_json(found)
     else:
@@ -176,11 +176,11 @@ tables.add_command(audit_command("table", "NAME"))
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List the tracked tables, and their problems."""
 
-    async def look(app: Duetime) -> Page[TrackedInfo]:
+    async def read(app: Duetime) -> Page[TrackedInfo]:
         return await app.tables.list(limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if not needs_table(
         found,
         json=target.json,

@@ -34,12 +34,12 @@ def list_command(
 ) -> None:
     """List API tokens by name."""
 
-    async def look(app: Duetime) -> tuple[Page[ApiToken], datetime]:
+    async def read(app: Duetime) -> tuple[Page[ApiToken], datetime]:
         found = await app.tokens.list(revoked=revoked, limit=limit, after=after)
         return found, await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found, json=target.json, empty="No API tokens. `duetime tokens create NAME` creates one."
     ):
@@ -117,14 +117,14 @@ def create_command(
 def revoke_command(context: click.Context, name: str, yes: bool, by: str) -> None:
     """Revoke the API token NAME: it is refused from the next request on. Asks for confirmation."""
 
-    async def look(app: Duetime) -> ApiToken:
+    async def read(app: Duetime) -> ApiToken:
         return await app.tokens.get(name)
 
     async def revoke(app: Duetime) -> bool:
         return await app.tokens.revoke(name, by=by)
 
     target = target_of(context)
-    if target.run(look).revoked_at is None and not yes:
+    if target.run(read).revoked_at is None and not yes:
         confirm(f"Revoke the token {name}? Programs that use it will be refused.")
     revoked = target.run(revoke)
     if target.json:

@@ -28,11 +28,11 @@ def workers(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List the workers: the live ones, and those whose jobs are still to be rescued."""
 
-    async def look(app: Duetime) -> tuple[Page[WorkerInfo], datetime]:
+    async def read(app: Duetime) -> tuple[Page[WorkerInfo], datetime]:
         return await app.workers.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found,
         json=target.json,

@@ -106,7 +106,7 @@ class Context:
 
     @property
     def installation(self) -> str:
-        """The id of this installation, as the keys that are handed to others contain it."""
+        """The id of this installation, as it appears in the keys that other systems get."""
         return self._store.installation
 
     @property

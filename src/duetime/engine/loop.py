@@ -22,8 +22,8 @@ from duetime.engine.holdings import Holdings
 from duetime.engine.hooks import Hooks
 from duetime.engine.lanes import Lanes
 from duetime.engine.lease import Lease
-from duetime.engine.looks import Looks
 from duetime.engine.pace import Pace
+from duetime.engine.polling import Poller
 from duetime.engine.returns import Returns
 from duetime.engine.runners import Runners
 from duetime.engine.services import OUTAGE_SECONDS, backoff
@@ -62,7 +62,7 @@ class Loop:
         *,
         lease: Lease,
         stopping: Stopping,
-        looks: Looks,
+        poller: Poller,
     ) -> None:
         self._worker = worker.name
         self._store = worker.store
@@ -73,7 +73,7 @@ class Loop:
         self._followed_tasks = followers.tasks
         self._lease = lease
         self._stopping = stopping
-        self._looks = looks
+        self._poller = poller
         self._lanes = Lanes(settings.queues)
         self._log_started = worker.events.job_started(worker.name)
         self.holdings = Holdings()
@@ -144,8 +144,8 @@ class Loop:
             elif self.holdings.finished or self.holdings.closed:
                 await self._linger(len(self.holdings.finished))
                 await self._claim_and_record(0)
-            elif self.pace.should_look:
-                await self._look()
+            elif self.pace.should_poll:
+                await self._poll()
             else:
                 await self.pace.sleep()
             if self.failures:
@@ -161,18 +161,18 @@ class Loop:
                 self._refusal = error
 
     async def follow_cancellations(self) -> None:
-        """Cancel the handlers of jobs that were cancelled since the last look."""
+        """Cancel the handlers of jobs that were cancelled since the last poll."""
         for job_id in await self.pace.sleeper.cancelled_jobs():
             self.runners.cancel(job_id)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Check whether something is due after all, as a notification may have been lost. It is
         cheaper than a claim, and one transaction with what others check."""
-        seen = await self._looks.ask(0.0)
+        seen = await self._poller.request(0.0)
         if seen is None:
             return
-        self.pace.clock.set(seen.look.now, sent=seen.sent, received=seen.received)
-        self.pace.after_look(seen.look.next_run_at)
+        self.pace.clock.set(seen.result.now, sent=seen.sent, received=seen.received)
+        self.pace.after_poll(seen.result.next_run_at)
 
     async def _linger(self, size: int) -> None:
         if self.runners.waiting and size < self._settings.batch // 2:
@@ -459,7 +459,7 @@ class Loop:
             self._report(recorded, Exchange())
 
     def _report(self, attempts: Sequence[FinishedJob], answer: Exchange) -> None:
-        """Tell followers and the log how attempts finished, as the database recorded it."""
+        """Report to followers and the log how attempts finished, as the database recorded it."""
         refused, cancelled = answer.refused, answer.cancelled
         for finished in attempts if refused or cancelled else ():
             if finished.job.id in cancelled:

@@ -17,7 +17,7 @@ _BUSY_SECONDS = 0.05
 """A worker that is notified twice within this time stays awake, so producers need not wake it."""
 _BUSY_NAP_SECONDS = 0.005
 _PUT_OFF_SECONDS = 0.01
-"""A worker that was woken waits so long for the jobs that it claimed before it looks ahead."""
+"""A worker that was woken waits so long for the jobs that it claimed before it polls."""
 _STAGGER_SECONDS = 0.002
 
 
@@ -50,11 +50,11 @@ class Pace:
         """The last claim came back full: more is due than the worker can take."""
         self.claim_early = False
         """Nothing is due: the next claim takes jobs that fall due within `lead`."""
-        self.should_look = False
+        self.should_poll = False
         """Nothing was due for a while: check that this is still so."""
         self._last_wake = 0.0
         self._wake_at = 0.0
-        self._wakes_to_look = False
+        self._wakes_to_poll = False
         """It sleeps until the safety poll, and not for a job."""
         self._naps = 0
 
@@ -102,9 +102,9 @@ class Pace:
         self.look_ahead = False
         self._plan_sleep(wait)
 
-    def after_look(self, next_run_at: datetime | None) -> None:
+    def after_poll(self, next_run_at: datetime | None) -> None:
         """Sleep on, unless a job is due, or about to be."""
-        self.should_look = False
+        self.should_poll = False
         wait = self._seconds_until(next_run_at)
         if wait <= self.lead:
             self.should_claim = self.claim_early = True
@@ -126,22 +126,22 @@ class Pace:
                 # This claim was a moment too early, since our clock is an estimate. Try again,
                 # still ahead of time.
                 wait -= self.lead / 2
-        # Workers that were woken together must not look together from then on.
+        # Workers that were woken together must not keep polling together.
         poll = self._poll_seconds * uniform(0.7, 1.0)
-        self._wakes_to_look = wait > poll
+        self._wakes_to_poll = wait > poll
         self._wake_at = time.monotonic() + min(wait, poll)
 
     def _wake_for(self, run_at: datetime, now: float) -> None:
         """Sleep no longer than until a job is due that was enqueued meanwhile. No read is needed:
         what else falls due before, it knows."""
-        planned, wakes_to_look = self._wake_at, self._wakes_to_look
+        planned, wakes_to_poll = self._wake_at, self._wakes_to_poll
         wait = self._seconds_until(run_at)
         if wait <= self.lead:
-            self._wake_at, self._wakes_to_look = now, False
+            self._wake_at, self._wakes_to_poll = now, False
             return
         self._plan_sleep(wait)
         if self._wake_at > planned:
-            self._wake_at, self._wakes_to_look = planned, wakes_to_look
+            self._wake_at, self._wakes_to_poll = planned, wakes_to_poll
 
     async def sleep(self) -> None:
         """Sleep until a job is due, an enqueue notifies us, or a job finishes here."""
@@ -156,8 +156,8 @@ class Pace:
         if reason in ("interrupted", "announced") and now < self._wake_at:
             return
         self._events.woken(self._worker, reason)
-        if reason == "timed out" and self._wakes_to_look and self.sleeper.asleep:
-            self.should_look = True
+        if reason == "timed out" and self._wakes_to_poll and self.sleeper.asleep:
+            self.should_poll = True
             return
         self.should_claim = True
         self.claim_early = reason in ("timed out", "announced") and self.sleeper.asleep

@@ -11,12 +11,12 @@ from random import uniform
 from typing import NamedTuple
 
 from duetime.domain.jobs.job import AttemptOutcome
-from duetime.engine.looks import Check, Looks, Seen
+from duetime.engine.polling import Check, Polled, Poller
 from duetime.errors import DatabaseCorrupted, StorageError, TransactionConflict, TransientError
 from duetime.settings import Settings
 from duetime.storage.access.pruning import prune_access
 from duetime.storage.audit import prune_audit
-from duetime.storage.store import Look, Store
+from duetime.storage.store import PollResult, Store
 from duetime.telemetry.events import Events, Outage, log_event
 
 log = logging.getLogger("duetime.worker")
@@ -47,8 +47,8 @@ class Service(NamedTuple):
     """The seconds until the first round."""
     check: Check | None = None
     """Returns whether a round has something to do. If it has not, the round is left out."""
-    sees: Callable[[Look], bool] | None = None
-    """The same, if what every look brings tells it."""
+    sees: Callable[[PollResult], bool] | None = None
+    """The same, if the result of every poll contains the answer."""
     every: float = 1.0
     """The seconds until the next check after one that found nothing."""
 
@@ -121,7 +121,7 @@ def backoff(failures: int) -> float:
 
 
 async def repeat(
-    service: Service, *, stopping: asyncio.Event, outage: Outage, looks: Looks | None = None
+    service: Service, *, stopping: asyncio.Event, outage: Outage, poller: Poller | None = None
 ) -> None:
     """Run a service's rounds until `stopping`. Of all errors, only a corrupted database stops it.
 
@@ -131,19 +131,19 @@ async def repeat(
     failures = 0
     while not stopping.is_set():
         try:
-            if looks is None or (check is None and sees is None):
+            if poller is None or (check is None and sees is None):
                 if await _stopped(stopping, wait):
                     return
                 wait = await work()
             else:
-                seen = await _seen(looks.ask(wait, check))
+                seen = await _seen(poller.request(wait, check))
                 if seen is None:
                     return
                 if isinstance(seen, StorageError):
                     # The round finds out what is wrong, and may know what to do about it.
                     has_work = True
                 else:
-                    has_work = seen.answer if sees is None else sees(seen.look)
+                    has_work = seen.answer if sees is None else sees(seen.result)
                 wait = await work() if has_work else every
             failures = 0
             outage.worked(name)
@@ -185,8 +185,8 @@ async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
     return stopping.is_set()
 
 
-async def _seen(answer: asyncio.Future[Seen | None]) -> Seen | StorageError | None:
-    """Wait for a look. None: the service is to stop. An error: the check alone has failed."""
+async def _seen(answer: asyncio.Future[Polled | None]) -> Polled | StorageError | None:
+    """Wait for a poll. None: the service has to stop. An error: only this check has failed."""
     try:
         return await answer
     except (TransientError, DatabaseCorrupted):

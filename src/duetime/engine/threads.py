@@ -24,7 +24,7 @@ def catch(
 ) -> tuple[Any, BaseException | None]:
     """Call a function, and return what it returned and what it raised.
 
-    A future cannot hold `StopIteration`: whoever awaits it would wait for ever.
+    A future cannot hold `StopIteration`: a caller that awaits it would wait for ever.
     """
     try:
         return function(*args, **kwargs), None

@@ -18,8 +18,8 @@ from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.followers import Followers, MakeFollower, WorkerView
 from duetime.engine.hooks import Hooks
 from duetime.engine.lease import Heartbeat, Lease, LoopWatch
-from duetime.engine.looks import Check, Looks
 from duetime.engine.loop import Loop
+from duetime.engine.polling import Check, Poller
 from duetime.engine.runners import LOST, STOPPING
 from duetime.engine.services import (
     OUTAGE_SECONDS,
@@ -33,7 +33,7 @@ from duetime.engine.stopping import Stopping
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError
 from duetime.interpreter import frequent_switches
 from duetime.settings import Settings
-from duetime.storage.store import Beat, Look, Store
+from duetime.storage.store import Beat, PollResult, Store
 from duetime.telemetry.events import Events, Outage, log_event
 from duetime.telemetry.tally import WorkerState
 
@@ -70,14 +70,14 @@ class Worker:
         self._opened = False
         self.lease = Lease(self._lease_lost)
         self.stopping = Stopping(self._database_corrupted)
-        self._looks = Looks(self._look)
+        self._poller = Poller(self._poll)
         self.loop = Loop(
             view,
             settings,
             self._followers,
             lease=self.lease,
             stopping=self.stopping,
-            looks=self._looks,
+            poller=self._poller,
         )
         self.started = asyncio.Event()
         self.left_behind = 0
@@ -124,7 +124,7 @@ class Worker:
         services_stop = asyncio.Event()
         services = [
             asyncio.create_task(
-                repeat(service, stopping=services_stop, outage=self.outage, looks=self._looks)
+                repeat(service, stopping=services_stop, outage=self.outage, poller=self._poller)
             )
             for service in self._services()
         ]
@@ -139,7 +139,7 @@ class Worker:
         finally:
             self.loop.takes_runs = False
             services_stop.set()
-            self._looks.stop()
+            self._poller.stop()
             given_back = 0
             try:
                 given_back = await self._shut_down(services)
@@ -264,7 +264,7 @@ class Worker:
         """Let running jobs finish within the grace time; give the rest back, return how many."""
         loop, runners, stopping = self.loop, self.loop.runners, self.stopping
         if stopping.corruption is not None:
-            await end_all([*services, *self._looks.close()], 0.0)
+            await end_all([*services, *self._poller.close()], 0.0)
             runners.stop_all(LOST)
             await runners.drained(_CANCEL_SECONDS)
             return 0
@@ -290,8 +290,8 @@ class Worker:
             for service in services:
                 service.cancel()
         await services_end
-        if looking := self._looks.close():
-            await end_all(looking, _CANCEL_SECONDS if stopping.now else rounds)
+        if polling := self._poller.close():
+            await end_all(polling, _CANCEL_SECONDS if stopping.now else rounds)
         runners.stop_all(STOPPING)
         await runners.drained(_CANCEL_SECONDS)
         await self._flush()
@@ -427,25 +427,25 @@ class Worker:
             listening=self.loop.pace.sleeper.listening,
         )
 
-    async def _look(self, checks: Sequence[Check]) -> tuple[Look, list[Any]]:
-        look, answers = await self._store.look(
+    async def _poll(self, checks: Sequence[Check]) -> tuple[PollResult, list[Any]]:
+        result, answers = await self._store.poll(
             self._settings.queues,
             list(self._tasks),
             sparing=self.loop.returns.parked,
             checks=[check() for check in checks],
             ahead=not self.loop.pace.backlog,
         )
-        self.loop.set_limited(look.limited)
-        return look, answers
+        self.loop.set_limited(result.limited)
+        return result, answers
 
-    def _has_to_keep_house(self, look: Look) -> bool:
-        self._seen = look
+    def _has_to_keep_house(self, result: PollResult) -> bool:
+        self._polled = result
         return self.lease.fenced is None and (
-            look.parked or look.quarantined or bool(self.loop.runners.waiting)
+            result.parked or result.quarantined or bool(self.loop.runners.waiting)
         )
 
     async def _keep_house(self) -> float:
-        loop, seen = self.loop, self._seen
+        loop, seen = self.loop, self._polled
         await loop.returns.give_back(loop.runners.take_back(older_than=1.0))
         if seen.parked and await self._store.unpark(
             list(self._tasks), self._settings.queues, sparing=loop.returns.parked

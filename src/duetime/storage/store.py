@@ -102,7 +102,7 @@ class Exchange(msgspec.Struct):
     """The worker's lease had run out, so nothing was claimed."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class PollResult(msgspec.Struct, frozen=True):
     """What a worker reads once a second while it has nothing to do."""
 
     now: datetime
@@ -413,7 +413,7 @@ class Store(Protocol):
 
     # Housekeeping
 
-    async def look(
+    async def poll(
         self,
         queues: Sequence[str],
         tasks: Sequence[str],
@@ -421,7 +421,7 @@ class Store(Protocol):
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
         ahead: bool = True,
-    ) -> tuple[Look, list[Any]]:
+    ) -> tuple[PollResult, list[Any]]:
         """Return how the queues stand, and what each of the `checks` returns, in one transaction
         that reads only. `tasks` and `sparing`: as for `unpark`. `ahead`: also what is due next,
         which takes long while much is claimed."""

@@ -13,7 +13,7 @@ from duetime import Context, Duetime, JobState, Reason, Retry
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.engine.followers import Follower, Gate, WorkerView
 from duetime.engine.services import Service
-from duetime.storage.store import Dialect, Look, Statements
+from duetime.storage.store import Dialect, PollResult, Statements
 from tests.log_events import events_of
 from tests.waiting import until, until_true
 
@@ -153,15 +153,15 @@ async def test_it_decides_what_becomes_of_a_claimed_job(
     ran: list[str | None] = []
     decider = Decider()
     store = await app.store()
-    look = store.look
-    looks: list[bool] = []
+    poll = store.poll
+    polls: list[bool] = []
 
-    async def watched(*args: Any, **options: Any) -> tuple[Look, list[Any]]:
-        answer = await look(*args, **options)
-        looks.append(answer[0].parked)
+    async def watched(*args: Any, **options: Any) -> tuple[PollResult, list[Any]]:
+        answer = await poll(*args, **options)
+        polls.append(answer[0].parked)
         return answer
 
-    monkeypatch.setattr(store, "look", watched)
+    monkeypatch.setattr(store, "poll", watched)
 
     @app.task(name="followed")
     async def followed(ctx: Context) -> None:
@@ -185,11 +185,11 @@ async def test_it_decides_what_becomes_of_a_claimed_job(
             return await states() == expected and len(decider.ends) == 2
 
         await until(is_so)
-        seen = len(looks)
-        await until_true(lambda: len(looks) >= seen + 2)
+        seen = len(polls)
+        await until_true(lambda: len(polls) >= seen + 2)
 
     assert ran == ["start"]
-    assert not any(looks), "what was parked here is left to others"
+    assert not any(polls), "what was parked here is left to others"
     assert {handles["start"].id, handles["skip"].id} == {end[0] for end in decider.ends}
     assert (await handles["put off"].get()).attempts == 0
 

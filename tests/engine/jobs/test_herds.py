@@ -23,22 +23,22 @@ class Calls:
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.claims = 0
         self.others = 0
-        exchange, look, next_run_at = store.exchange, store.look, store.next_run_at
+        exchange, poll, next_run_at = store.exchange, store.poll, store.next_run_at
 
         async def count_exchange(worker_id: int, *, want: int = 0, **more: Any) -> Exchange:
             self.claims += want > 0
             return await exchange(worker_id, want=want, **more)
 
-        async def count_look(*args: Any, **more: Any) -> Any:
+        async def count_poll(*args: Any, **more: Any) -> Any:
             self.others += 1
-            return await look(*args, **more)
+            return await poll(*args, **more)
 
         async def count_next(queues: Sequence[str]) -> Any:
             self.others += 1
             return await next_run_at(queues)
 
         monkeypatch.setattr(store, "exchange", count_exchange)
-        monkeypatch.setattr(store, "look", count_look)
+        monkeypatch.setattr(store, "poll", count_poll)
         monkeypatch.setattr(store, "next_run_at", count_next)
 
 

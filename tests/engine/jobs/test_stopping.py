@@ -13,7 +13,7 @@ import pytest
 
 from duetime import Context, Duetime, JobState
 from duetime.storage.postgres.store import PostgresStore
-from duetime.storage.store import Beat, Exchange, Look
+from duetime.storage.store import Beat, Exchange, PollResult
 from tests.conftest import Backend, query
 from tests.log_events import event_of
 from tests.servers import PostgresServer
@@ -271,16 +271,16 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
 
     store = await app.store()
     worker = app._make_worker(store)
-    look = store.look
+    poll = store.poll
     fenced: list[str] = []
 
-    async def late(*args: Any, **options: Any) -> tuple[Look, list[Any]]:
+    async def late(*args: Any, **options: Any) -> tuple[PollResult, list[Any]]:
         if not fenced:
             fenced.append("the lease ran out")
             worker.lease.fence(fenced[0])
-        return await look(*args, **options)
+        return await poll(*args, **options)
 
-    monkeypatch.setattr(store, "look", late)
+    monkeypatch.setattr(store, "poll", late)
     handle = await note.enqueue()
     query(backend, "update duetime.due set priority = 10")
     running = asyncio.create_task(worker.run())

@@ -65,12 +65,12 @@ def list_command(
 ) -> None:
     """List runs, newest first."""
 
-    async def look(app: Duetime) -> tuple[Page[FlowInfo], datetime]:
+    async def read(app: Duetime) -> tuple[Page[FlowInfo], datetime]:
         found = await app.flows.list(state=states, flow=flow, key=key, limit=limit, after=after)
         return found, await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -90,12 +90,12 @@ def list_command(
 def show_command(context: click.Context, run_id: int) -> None:
     """Draw a run: its steps in the order of time, or its graph, with states and durations."""
 
-    async def look(app: Duetime) -> tuple[FlowInfo, list[StepInfo], datetime]:
+    async def read(app: Duetime) -> tuple[FlowInfo, list[StepInfo], datetime]:
         run = await app.flows.get(run_id)
         return run, await app.flows.steps(run_id), await app.now()
 
     target = target_of(context)
-    run, steps, now = target.run(look)
+    run, steps, now = target.run(read)
     if target.json:
         print_json(as_json(run) | {"steps": as_json(steps)})
     else:
@@ -141,7 +141,7 @@ def start_command(
 @click.option(
     "--correlation",
     metavar="TEXT",
-    help="In place of ID: all runs that wait for the signal with this correlation.",
+    help="Instead of ID: all runs that wait for the signal with this correlation.",
 )
 @click.option("--key", metavar="KEY", help="A second signal of the same key changes nothing.")
 @by_option

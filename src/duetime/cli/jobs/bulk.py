@@ -103,11 +103,11 @@ def reschedule_all_command(
 def bulk_command(context: click.Context, job_id: int) -> None:
     """Show how far a bulk action has come."""
 
-    async def look(app: Duetime) -> tuple[BulkAction, datetime]:
+    async def read(app: Duetime) -> tuple[BulkAction, datetime]:
         return await app.jobs.bulk_action(job_id), await app.now()
 
     target = target_of(context)
-    action, now = target.run(look)
+    action, now = target.run(read)
     if target.json:
         print_json(action)
         return

@@ -56,13 +56,13 @@ def list_command(
 ) -> None:
     """List jobs, newest first."""
 
-    async def look(app: Duetime) -> tuple[Page[JobInfo], datetime]:
+    async def read(app: Duetime) -> tuple[Page[JobInfo], datetime]:
         which = await read_filters(app, filters)
         page = await app.jobs.list(limit=limit, after=after, **which)
         return page, await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if found.examined is not None:
         echo(f"Examined {found.examined:,} jobs so far; there are more.", err=True)
     is_filtered = after is not None or any(filters.values())
@@ -111,12 +111,12 @@ def count_command(context: click.Context, **filters: Unpack[Filters]) -> None:
 def errors_command(context: click.Context, **filters: Unpack[Filters]) -> None:
     """Group dead jobs by task, error code and message, the most frequent first."""
 
-    async def look(app: Duetime) -> tuple[list[ErrorGroup], datetime]:
+    async def read(app: Duetime) -> tuple[list[ErrorGroup], datetime]:
         groups = await app.jobs.errors(**await read_filters(app, filters))
         return groups, await app.now()
 
     target = target_of(context)
-    groups, now = target.run(look)
+    groups, now = target.run(read)
     if target.json:
         print_json(groups)
     elif not groups:
@@ -146,11 +146,11 @@ def errors_command(context: click.Context, **filters: Unpack[Filters]) -> None:
 def get_command(context: click.Context, job_id: int, reveal: bool) -> None:
     """Show a job with its arguments, times, and every attempt with its log lines."""
 
-    async def look(app: Duetime) -> tuple[JobInfo, datetime]:
+    async def read(app: Duetime) -> tuple[JobInfo, datetime]:
         return await app.jobs.get(job_id), await app.now()
 
     target = target_of(context)
-    job, now = target.run(look, reveal=reveal)
+    job, now = target.run(read, reveal=reveal)
     if target.json:
         print_json(job)
     else:

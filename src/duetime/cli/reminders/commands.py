@@ -56,11 +56,11 @@ for command in (deliveries_command, acknowledge_command, snooze_command):
 def preview_command(context: click.Context, days: int, limit: int, after: str | None) -> None:
     """Show what is due in the next days, earliest first, in UTC and the subject's time zone."""
 
-    async def look(app: Duetime) -> Page[Reminder]:
+    async def read(app: Duetime) -> Page[Reminder]:
         return await app.reminders.preview(f"{days}d", limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -98,11 +98,11 @@ def list_command(
     Those of one subject, and those that are armed, are in the order of their times.
     """
 
-    async def look(app: Duetime) -> Page[Reminder]:
+    async def read(app: Duetime) -> Page[Reminder]:
         return await app.reminders.list(subject=subject, status=status, limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -119,11 +119,11 @@ def list_command(
 def get_command(context: click.Context, reminder_id: int) -> None:
     """Show a reminder and its outcome."""
 
-    async def look(app: Duetime) -> Reminder:
+    async def read(app: Duetime) -> Reminder:
         return await app.reminders.get(reminder_id)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if target.json:
         print_json(reminder_json(found))
     else:

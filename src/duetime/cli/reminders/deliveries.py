@@ -22,11 +22,11 @@ from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 def deliveries_command(context: click.Context, reminder_id: int) -> None:
     """Show what each channel did with a reminder: attempts, status, error."""
 
-    async def look(app: Duetime) -> Sequence[Delivery]:
+    async def read(app: Duetime) -> Sequence[Delivery]:
         return await app.reminders.deliveries(reminder_id)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if target.json:
         print_json(found)
         return

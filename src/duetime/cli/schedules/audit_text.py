@@ -49,7 +49,7 @@ def _when(summary: dict[str, Any]) -> str:
 
 
 def _leaves(summary: dict[str, Any]) -> dict[str, str]:
-    """The values of a schedule that an event tells of, by name; the policies by their own."""
+    """The values of a schedule that an event contains, by name; the policies by their own."""
     values = dict(summary)
     if values.pop("timetable", None) is not None:
         values = {"when": _when(summary)} | values

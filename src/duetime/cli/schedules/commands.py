@@ -54,11 +54,11 @@ for command in (
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List every schedule: when it runs, its next and last run, and why it does not run."""
 
-    async def look(app: Duetime) -> tuple[Page[ScheduleInfo], datetime]:
+    async def read(app: Duetime) -> tuple[Page[ScheduleInfo], datetime]:
         return await app.schedules.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
-    found, now = target.run(look)
+    found, now = target.run(read)
     if not needs_table(
         found,
         json=target.json,
@@ -76,12 +76,12 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 def get_command(context: click.Context, name: str) -> None:
     """Show a schedule with its policies and its last ticks."""
 
-    async def look(app: Duetime) -> tuple[ScheduleInfo, list[TickInfo], datetime]:
+    async def read(app: Duetime) -> tuple[ScheduleInfo, list[TickInfo], datetime]:
         info = await app.schedules.get(name)
         return info, await app.schedules[name].history(limit=_SHOWN), await app.now()
 
     target = target_of(context)
-    info, rows, now = target.run(look)
+    info, rows, now = target.run(read)
     if target.json:
         print_json(as_json(info) | {"history": as_json(rows)})
     else:
@@ -222,7 +222,7 @@ def backfill_command(
 ) -> None:
     """Run past ticks that have not run. Asks for confirmation."""
 
-    async def look(app: Duetime) -> tuple[datetime, datetime, int]:
+    async def read(app: Duetime) -> tuple[datetime, datetime, int]:
         now = await app.now()
         first, last = ago(start, now), now if end is None else ago(end, now)
         assert first is not None
@@ -234,7 +234,7 @@ def backfill_command(
         return await app.schedules[name].backfill(first, last, failed=failed, by=by)
 
     target = target_of(context)
-    first, last, count = target.run(look)
+    first, last, count = target.run(read)
     span = f"from {iso(first)} to {iso(last)}"
     if count and not dry_run and not yes:
         confirm(f"Run {plural(count, 'tick')} of {name}, {span}?")
@@ -259,14 +259,14 @@ def delete_command(
 ) -> None:
     """Delete NAME and its history. Runs that have started continue. Asks for confirmation."""
 
-    async def look(app: Duetime) -> ScheduleInfo:
+    async def read(app: Duetime) -> ScheduleInfo:
         return await app.schedules.get(name)
 
     async def delete(app: Duetime) -> None:
         await app.schedules[name].delete(by=by, reason=reason)
 
     target = target_of(context)
-    info = target.run(look)
+    info = target.run(read)
     again = " It is declared in code: the next worker that starts will add it again."
     note = again if info.declared else ""
     if not yes:

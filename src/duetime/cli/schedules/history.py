@@ -47,7 +47,7 @@ def history_command(
 ) -> None:
     """Show the outcome of each tick and its reason, newest first."""
 
-    async def look(app: Duetime) -> tuple[Page[TickInfo], ScheduleInfo, datetime]:
+    async def read(app: Duetime) -> tuple[Page[TickInfo], ScheduleInfo, datetime]:
         now = await app.now()
         rows = await app.schedules[name].history(
             since=ago(since, now),
@@ -59,7 +59,7 @@ def history_command(
         return rows, await app.schedules.get(name), now
 
     target = target_of(context)
-    rows, info, now = target.run(look)
+    rows, info, now = target.run(read)
     if not needs_table(
         rows,
         json=target.json,

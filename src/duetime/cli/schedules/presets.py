@@ -31,11 +31,11 @@ def presets(context: click.Context) -> None:
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List the presets."""
 
-    async def look(app: Duetime) -> Page[Preset]:
+    async def read(app: Duetime) -> Page[Preset]:
         return await app.schedules.presets.list(limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     show_next(found)
     if target.json:
         print_json([_plain(preset) for preset in found])

@@ -259,12 +259,12 @@ def preview_command(
 
 
 def _preview_stored(target: Target, name: str, count: int, since: datetime | None) -> None:
-    async def look(app: Duetime) -> tuple[ScheduleInfo, Sequence[PreviewRow], datetime]:
+    async def read(app: Duetime) -> tuple[ScheduleInfo, Sequence[PreviewRow], datetime]:
         now = await app.now()
         rows = await app.schedules[name].preview(count, since=since or now)
         return await app.schedules.get(name), rows, now
 
-    info, rows, now = target.run(look)
+    info, rows, now = target.run(read)
     if target.json:
         print_json(rows)
         return

@@ -113,11 +113,11 @@ def list_command(
 ) -> None:
     """List subjects, the next due first, then those that are not due or repeat."""
 
-    async def look(app: Duetime) -> Page[Subject]:
+    async def read(app: Duetime) -> Page[Subject]:
         return await app.subjects.list(scope=scope, status=status, limit=limit, after=after)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     none = "No subjects. Add one: duetime subjects put game:42 --due 2026-12-24T18:00Z"
     if scope or status:
         none = "No subjects match."
@@ -147,11 +147,11 @@ def list_command(
 def get_command(context: click.Context, ref: str) -> None:
     """Show when a subject is due, the rules that apply and their source, and its reminders."""
 
-    async def look(app: Duetime) -> Found:
+    async def read(app: Duetime) -> Found:
         return await _find(app, ref)
 
     target = target_of(context)
-    found = target.run(look)
+    found = target.run(read)
     if target.json:
         print_json(_json(found))
     else:
@@ -287,7 +287,7 @@ def delete_command(
 ) -> None:
     """Delete REF and all its reminders, including sent ones. Asks for confirmation."""
 
-    async def look(app: Duetime) -> int:
+    async def read(app: Duetime) -> int:
         await app.subjects.get(ref)
         return len(await app.reminders.list(subject=ref, limit=MAX_LIMIT))
 
@@ -295,7 +295,7 @@ def delete_command(
         await app.subjects.delete(ref, reason=reason, by=by)
 
     target = target_of(context)
-    count = target.run(look)
+    count = target.run(read)
     if not yes:
         question = f"Delete the subject {one_line(ref)} with {plural(count, 'reminder')}?"
         confirm(question)

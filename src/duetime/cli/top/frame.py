@@ -371,7 +371,8 @@ def _wrap(parts: Sequence[Part], width: int) -> list[Line]:
 
 
 def _share(wanted: Sequence[int], room: int | None) -> list[int | None]:
-    """Divide the rows of the screen: whoever needs less than a fair share leaves it to the others.
+    """Divide the rows of the screen: a table that needs less than a fair share leaves the rest to
+    the others.
 
     >>> _share([2, 50, 9], 30), _share([1, 1, 1], 30), _share([5, 5, 5], 3)
     ([2, 19, 9], [1, 1, 1], [2, 2, 2])

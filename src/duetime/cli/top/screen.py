@@ -75,7 +75,7 @@ class Screen:
         return f"{_COLOURS[style]}{text}{_RESET}"
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show the lines in place of those before. Nothing in them may be stored text that was not
+        """Replace the lines that are shown. Nothing in them may be stored text that was not
         escaped."""
         _, height = self.size
         body = "\n".join(line + _TO_END_OF_LINE for line in lines[:height])

@@ -28,7 +28,7 @@ from duetime.storage.store import (
     MAX_CLAIMED_ARGS,
     Exchange,
     Lane,
-    Look,
+    PollResult,
     Rescued,
     Row,
     Statements,
@@ -395,7 +395,7 @@ class HotPath(Sessions):
             await self._rows("set_progress", job=job.id, token=job.token, progress=progress)
         )
 
-    async def look(
+    async def poll(
         self,
         queues: Sequence[str],
         tasks: Sequence[str],
@@ -403,7 +403,7 @@ class HotPath(Sessions):
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
         ahead: bool = True,
-    ) -> tuple[Look, list[Any]]:
+    ) -> tuple[PollResult, list[Any]]:
         given = {
             "queues": text_array(queues),
             "lanes": text_array(queues if ahead else ()),
@@ -411,31 +411,31 @@ class HotPath(Sessions):
             "sparing": array(sparing),
         }
         asked = [next(check) for check in checks]
-        if (session := self._direct_session("look")) is not None:
+        if (session := self._direct_session("poll")) is not None:
             # The driver would take most of the CPU of a worker that does nothing else.
             with translate_errors():
                 (
                     [(now, next_run_at, limited, parked, quarantined)],
                     *found,
                 ) = await session.execute_together(
-                    [(self._sql["look"], given), *((text, more or ()) for text, more in asked)],
+                    [(self._sql["poll"], given), *((text, more or ()) for text, more in asked)],
                     self._call_seconds,
                 )
-            look = Look(now, next_run_at, tuple(limited), parked, quarantined)
-            return look, [
+            result = PollResult(now, next_run_at, tuple(limited), parked, quarantined)
+            return result, [
                 await self._go_on(check, rows) for check, rows in zip(checks, found, strict=True)
             ]
         async with self._connection(fail_fast=True) as connection:
             # A transaction of its own, which the end of the pipeline commits.
             async with connection.pipeline() if asked else nullcontext():
-                looked = await self._send(connection, "look", **given)
+                cursor = await self._send(connection, "poll", **given)
                 cursors = [await connection.execute(*statement) for statement in asked]
-            [(now, next_run_at, limited, parked, quarantined)] = await looked.fetchall()
+            [(now, next_run_at, limited, parked, quarantined)] = await cursor.fetchall()
             answers = [
                 await drive(connection, check, rows=await rows_of(cursor))
                 for check, cursor in zip(checks, cursors, strict=True)
             ]
-        return Look(now, next_run_at, tuple(limited), parked, quarantined), answers
+        return PollResult(now, next_run_at, tuple(limited), parked, quarantined), answers
 
     async def _go_on(self, check: Statements, rows: list[Row]) -> Any:
         """Finish a check whose first statement was answered."""

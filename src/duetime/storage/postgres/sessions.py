@@ -45,7 +45,7 @@ _KEEPALIVES = (
 """The server's; ours are in the DSN."""
 
 
-_DIRECT = frozenset({"claim", "finish", "finish_one", "look", "next_run_at"})
+_DIRECT = frozenset({"claim", "finish", "finish_one", "poll", "next_run_at"})
 """Statements of a worker whose parameters are texts and numbers."""
 _ROLLBACK_SECONDS = 5.0
 _STATEMENT_LIMIT = "select set_config('statement_timeout', %s, true)"

@@ -14,7 +14,7 @@ from duetime.storage.sqlite.dialect import decode, encode_set, from_us, maybe_to
 from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.operate import end_waiting
 from duetime.storage.sqlite.thread import Transaction
-from duetime.storage.store import LEAD, Look, Rescued, Row, rescued_state
+from duetime.storage.store import LEAD, PollResult, Rescued, Row, rescued_state
 
 _QUARANTINE = 10
 _SECOND = 1_000_000
@@ -58,18 +58,18 @@ def register_worker(
     return worker_id
 
 
-def look(
+def poll(
     tx: Transaction,
     queues: Sequence[str],
     tasks: Sequence[str],
     sparing: Collection[int],
     *,
     ahead: bool,
-) -> Look:
+) -> PollResult:
     """How the queues of an idle worker stand. This reads only."""
     limited = [row[0] for row in tx.rows("limited_queues") if row[0] in queues]
     first = hot_path.first_due(tx, queues, limited, overdue=True) if ahead else []
-    return Look(
+    return PollResult(
         from_us(tx.now),
         from_us(min(first)) if first else None,
         tuple(limited),

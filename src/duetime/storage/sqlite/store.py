@@ -48,7 +48,7 @@ from duetime.storage.statements import load_statements
 from duetime.storage.store import (
     Exchange,
     Lane,
-    Look,
+    PollResult,
     Rescued,
     Statements,
     WorkerInfo,
@@ -318,7 +318,7 @@ class SqliteStore:
 
     # Housekeeping
 
-    async def look(
+    async def poll(
         self,
         queues: Sequence[str],
         tasks: Sequence[str],
@@ -326,10 +326,10 @@ class SqliteStore:
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
         ahead: bool = True,
-    ) -> tuple[Look, list[Any]]:
+    ) -> tuple[PollResult, list[Any]]:
         return await self._thread.read(
             lambda tx: (
-                housekeeping.look(tx, queues, tasks, sparing, ahead=ahead),
+                housekeeping.poll(tx, queues, tasks, sparing, ahead=ahead),
                 [tx.drive(check) for check in checks],
             )
         )

@@ -55,7 +55,7 @@ select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(
 where c.worker_id = %(worker)s and not exists (
     select from duetime.attempt as a where a.job_id = u.id and a.token = c.token);
 
--- name: look
+-- name: poll
 -- How the queues of a worker stand. `lanes`: the queues of which to read what is due next. One probe of due_pkey for each lane, also of those with limits:
 -- the worker then claims, and sees by itself whether there is room. Locks nothing.
 select duetime.now(),
