@@ -67,7 +67,7 @@ class Database:
             opening = stores.pop(asyncio.get_running_loop(), None)
             if opening is None:
                 continue
-            # If it cannot be opened, whoever needs it gets the error: nothing is to be closed.
+            # If it cannot be opened, its callers get the error: there is nothing to close.
             await asyncio.wait([opening])
             if not _has_failed(opening):
                 await opening.result().close()

@@ -59,13 +59,13 @@ async def check_health(
 def check_live(app: Duetime) -> list[Check]:
     """Return whether the workers of this process go on by themselves; if not, restart it.
 
-    Whoever calls it from an event loop shows that the loop answers. A database that is away is not
+    A call from an event loop also shows that the loop answers. A database that is away is not
     a reason to restart: see `check_ready`.
     """
     checks = []
     for worker, running in list(app._running_workers):
         if running.done():
-            text = f"The worker {worker.name} ended without being told to."
+            text = f"The worker {worker.name} stopped unexpectedly."
             checks.append(Check("worker", False, text))
         elif worker.is_stuck:
             text = f"The event loop of the worker {worker.name} is blocked."

@@ -73,7 +73,7 @@ class Gathering:
     def _idle_worker(self, store: Store, job: NewJob) -> Worker | None:
         """A worker of this event loop that would claim the job next.
 
-        Only runs of flows: whoever starts one mostly waits for it. Other jobs go to whichever
+        Only runs of flows: their caller mostly waits for them. Other jobs go to whichever
         worker of any process is first.
         """
         if not job.flow or not store.hands_over:

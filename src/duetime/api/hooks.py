@@ -121,5 +121,5 @@ def _check_arguments(function: Callable[..., Any], kind: str, takes: str, count:
             f"{signature}."
         ) from None
     except ValueError:
-        # A builtin that does not tell its signature.
+        # A builtin without a readable signature.
         pass

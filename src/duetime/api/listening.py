@@ -86,7 +86,7 @@ class Listening:
             if reason in ("notified", "announced"):
                 return WakeUp(queue=self._queue, reason="notified")
             if reason == "reconnected":
-                # Whoever now reads what is there misses nothing that comes after.
+                # A caller that reads the queue now misses nothing that comes after.
                 await sleeper.fall_asleep([self._queue])
                 return WakeUp(queue=self._queue, reason="reconnected")
             if time.monotonic() >= end:

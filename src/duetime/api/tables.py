@@ -1,4 +1,4 @@
-"""`app.tables`: reminders for the rows of your own tables, whoever writes them."""
+"""`app.tables`: reminders that follow the rows of your own tables."""
 
 from __future__ import annotations
 

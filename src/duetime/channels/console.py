@@ -33,7 +33,7 @@ class Console:
         return Sent(message.key)
 
     async def close(self) -> None:
-        """The stream belongs to whoever opened it, and stays open."""
+        """The stream belongs to the code that opened it, and stays open."""
 
 
 class Log:

@@ -124,7 +124,7 @@ class Guard:
         return addresses
 
     def _check(self, host: str, addresses: list[str]) -> None:
-        # The error does not name the address: whoever may read it could explore our network.
+        # The error does not name the address: its readers could explore our network.
         for text in addresses:
             address = ip_address(text)
             if not is_public(address) and not any(address in known for known in self._networks):

@@ -52,7 +52,7 @@ FINDINGS: dict[str, FindingText] = {
     ),
     "not_allowed": FindingText(
         _WARNING,
-        "This role is not allowed to look[: {text}].",
+        "This role lacks the rights for this check[: {text}].",
         "To include this check, run it as {role}.",
     ),
     "left_out": FindingText(
@@ -177,8 +177,8 @@ FINDINGS: dict[str, FindingText] = {
     ),
     "slot_unused": FindingText(
         _WARNING,
-        "Nobody uses the replication slot {slot!r}, and it keeps vacuum from removing what died in "
-        "the last {transactions} transactions.",
+        "The replication slot {slot!r} is not in use, and it keeps vacuum from removing what died "
+        "in the last {transactions} transactions.",
         "Start its standby, or drop it: `select pg_drop_replication_slot('{slot}')`.",
     ),
     "write_lock_held": FindingText(

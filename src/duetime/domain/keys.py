@@ -1,6 +1,6 @@
 """Keys of runs, jobs, reminders and digests.
 
-Those that are handed to providers let them drop a second copy of the same message or call. They
+Those that are passed to providers let them drop a second copy of the same message or call. They
 are short, plain ASCII, the same in every attempt, and unlike those of every other installation:
 staging never uses a key of production. They name nobody.
 """

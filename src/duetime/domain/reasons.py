@@ -54,7 +54,7 @@ REASONS = {
     "subject_deleted": "the subject was deleted[: {text}]",
     "subject_moved": "the subject moved to {to}",
     "subject_without_due": "the subject no longer has a due time",
-    "subject_changed": "the subject has changed, and its reminders are yet to be armed again",
+    "subject_changed": "the subject has changed, and its reminders have not been armed again yet",
     "recipient_removed": "the recipient is no longer one of the subject's",
     "rule_removed": "its rule no longer applies",
     "rules_changed": "the rules changed",
@@ -85,12 +85,13 @@ REASONS = {
     "other_job": "it is sent by job {job}, not by this one",
     "reminder_ended": "the reminder is {status}[: {why:reason}]",
     "just_ended": "it was sent or withdrawn just now",
-    "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
+    "quiet_hours": "it waits until {local} ({tz}) because of the quiet hours {quiet} of "
+    "{recipient}",
     "settings_changed": "its wait ended early because the settings of {recipient} were changed; "
     "otherwise {why:reason}",
     "became_urgent": "its wait ended early because its rule is urgent now; otherwise {why:reason}",
-    "let_out": "{by} had it sent at once[; otherwise {why:reason}]",
-    "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
+    "let_out": "{by} sent it at once[; otherwise {why:reason}]",
+    "waited_quiet_hours": "it waited until {local} ({tz}) because of the quiet hours {quiet} of "
     "{recipient}",
     "sent_in_quiet_hours": "it was sent in the quiet hours {quiet} of {recipient}: it would have "
     "expired at {expires_at}",
@@ -101,7 +102,7 @@ REASONS = {
     "in_digest": "it waits for digest {digest}[: {recipient} gets at most {limit} in an hour]",
     "waited_in_digest": "it waited for digest {digest}"
     "[: {recipient} gets at most {limit} in an hour]",
-    "digest_sending": "digest {digest}, in which it is, is being sent",
+    "digest_sending": "digest {digest}, which contains it, is being sent",
     "digest_gone": "its digest is gone",
     "digest_waits": "the digest of {recipient} waits until {until}",
     "digest_empty": "nothing is left in the digest",
@@ -341,7 +342,7 @@ def as_sentence(clause: str) -> str:
 
 
 def describe_error(code: str | None, facts: dict[str, Any] | None, error: str | None) -> str | None:
-    """What an attempt's record says to people: the words of whoever raised it, else the sentence of
+    """What an attempt's record says to people: the text of its error, else the sentence of
     its code.
 
     >>> describe_error("ValueError", None, "no such order")

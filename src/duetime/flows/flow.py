@@ -271,8 +271,8 @@ class Flow:
         """Wait for a signal and return its data. One that was sent before is taken at once; several
         of one name are taken in the order in which they were sent.
 
-        After `timeout` it returns `default`, or raises `SignalTimeout`. `correlation`: whoever
-        signals can name this in place of the run.
+        After `timeout` it returns `default`, or raises `SignalTimeout`. `correlation`: a
+        signal can name this instead of the run.
         """
         check_name(name, what="signal's name")
         if correlation is not None:

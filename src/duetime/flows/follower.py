@@ -88,7 +88,7 @@ class FlowFollower(Follower):
         return self._statements.check()
 
     async def repair(self) -> float:
-        """Do what nobody did, for some of the runs each time."""
+        """Do what was left undone, for some of the runs each time."""
         after_job, after_run = self._looked_to
         steps = await self._store.transact(self._statements.job_steps(after_job), reads=True)
         if ended := [job for job, has_ended, _ in steps if has_ended]:

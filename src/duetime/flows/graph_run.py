@@ -58,7 +58,7 @@ _TIMED_OUT = "timed_out"
 _SIGNAL_TIMEOUT = "signal_timeout"
 _NO_CODE = "code_missing"
 _LOOK_AGAIN = timedelta(seconds=1)
-"""When the run looks whether jobs that it has cancelled have ended, if nobody tells it."""
+"""How often the run checks whether jobs that it cancelled have finished, if nothing wakes it."""
 _LOOK_OFTEN = timedelta(milliseconds=200)
 _PENDING = StepState.PENDING
 _SMALL = 100

@@ -562,7 +562,7 @@ class Replay:
             self.stop()
 
     def record_later(self, record: NewRecord) -> None:
-        """Write a record with the next one: what it says is not handed on before."""
+        """Write a record together with the next one; until then its result is not returned."""
         self.unrecorded[record.seq] = record
 
     def take_unrecorded(self) -> list[NewRecord]:

@@ -89,7 +89,7 @@ class ReminderFollower(Follower):
         return self._marks.check()
 
     async def repair(self) -> float:
-        """Record what nobody did, and enqueue the rearm jobs that got lost."""
+        """Record what was not recorded, and enqueue the rearm jobs that got lost."""
         if jobs := await self._store.transact(self._deliveries.find_unrecorded(), reads=True):
             await self._store.transact(self._deliveries.record_unsent(jobs))
         await self._fail_digests(None)

@@ -71,8 +71,8 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
         await _rearm_these(store, statements, marked)
     locked = await _follow_changes(store, statements)
     if locked or await store.transact(statements.stale(0, 1), reads=True):
-        # Locked by others, or marked meanwhile. Whoever locked one may roll back and leave the mark
-        # as it was, so that this job has to come back for it.
+        # Locked by others, or marked meanwhile. The transaction that locked one may roll back
+        # and leave the mark as it was, so this job has to run again.
         return Snooze(_AGAIN, Reason("subjects_locked"))
     return None
 

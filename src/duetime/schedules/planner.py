@@ -354,7 +354,7 @@ class Planner(Follower):
         return due or unrecorded or self._fallen_back or bool(self._begun or self._ended)
 
     async def repair(self) -> float:
-        """Plan on where nobody has, and record what nobody did."""
+        """Plan schedules that were not planned on, and record runs that were not recorded."""
         if not self._fallen_back:
             try:
                 return await self._repair()

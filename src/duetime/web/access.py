@@ -34,7 +34,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class LoginLink:
-    """The way in for whoever started the service on this machine: a link with a secret.
+    """The login of the person who started the service on this machine: a link with a secret.
 
     The secret is made at each start, is kept in memory only, and works once. Its session ends as
     those of accounts do: when it was not used for a while, and after its lifetime in any case.
@@ -55,7 +55,7 @@ class LoginLink:
         self._began = self._used = 0.0
 
     def open(self, secret: str) -> str | None:
-        """Return the session of whoever knows the secret; None if it is wrong or was used."""
+        """Return a session in exchange for the secret; None if it is wrong or was used."""
         if self.secret is None or not secrets.compare_digest(self.secret.encode(), secret.encode()):
             return None
         self.secret = None
@@ -148,7 +148,7 @@ class Access:
         return "" if visitor is None else visitor.name
 
     async def _person(self, text: str, *, is_use: bool) -> Visitor | None:
-        """Whoever logged in with a password, or by the link."""
+        """Who logged in with a password, or by the link."""
         if self.link is not None and (local := self.link.visitor(text, is_use=is_use)) is not None:
             return local
         session = await self._app.sessions.check(text, is_use=is_use)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_shown(app: Duetime, filters: Mapping[str, Any]) -> None:
-    """Refuse filters by arguments that are redacted: whether a job matches would tell its value.
+    """Refuse filters by arguments that are redacted: whether a job matches would reveal its value.
 
     Without a task in the filters, the argument must be shown in jobs of every task.
     """

@@ -88,7 +88,7 @@ def status_of(error: errors.DuetimeError) -> int:
 
 
 def problem_of(error: errors.DuetimeError) -> Problem:
-    """Return an error as a problem. A fault of ours tells no more than that."""
+    """Return an error as a problem. A fault of ours reveals no more than that."""
     status = status_of(error)
     if status == 500:
         return UNEXPECTED

@@ -76,7 +76,7 @@ async def test_one_that_became_urgent_says_so(app: Duetime, mail: Mailbox) -> No
     assert reminder.status == "sent"
     assert str(reminder.reason) == (
         "its wait ended early because its rule is urgent now; otherwise it waits until 13:30 (UTC) "
-        "for the quiet hours 12:30-13:30 of ann"
+        "because of the quiet hours 12:30-13:30 of ann"
     )
     assert reminder.run_at == START + 65 * MINUTE
 

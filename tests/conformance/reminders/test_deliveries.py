@@ -104,7 +104,7 @@ async def test_a_failure_that_lasts_goes_to_the_next_channel_at_once(app: Duetim
     assert deliveries == [("push", "failed", 1), ("mail", "sent", 1)]
     assert (reminder.status.value, reminder.channel) == ("sent", "mail")
     assert why.endswith(
-        "was sent by mail at 2026-03-02T01:00:00Z, there known as mail-1. "
+        "was sent by mail at 2026-03-02T01:00:00Z, under the id mail-1. "
         "Before that, push failed: no such number."
     )
 
@@ -1002,7 +1002,7 @@ async def test_what_was_told_later_is_explained_once(app: Duetime) -> None:
         why = str(await app.reminders.explain(reminder))
 
     assert why.endswith(
-        "was sent by mail at 2026-03-02T01:05:00Z, there known as mail-1. "
+        "was sent by mail at 2026-03-02T01:05:00Z, under the id mail-1. "
         "Before that, phone accepted it, and reported later that it failed: busy."
     )
 

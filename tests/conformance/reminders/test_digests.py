@@ -103,7 +103,7 @@ async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
         f"game:{n}" for n in (2, 3, 4, 5)
     ]
     assert digest.body.count("Catan") == 4
-    assert "was sent by mail at 2026-03-02T14:00:00Z, there known as mail-3." in why
+    assert "was sent by mail at 2026-03-02T14:00:00Z, under the id mail-3." in why
     assert "It went out in digest 1, with 3 more." in why
     assert len(found) == 6
     assert [one.key for one in deliveries].count(digest.key) == 4
@@ -756,7 +756,7 @@ async def test_a_digest_keeps_the_quiet_hours_of_each_subject_for_one_without_a_
 
     assert mail.hours[:2] == [1.0, 2.0]
     assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:2"]
-    assert "It waits until 07:00 (Asia/Tokyo) for the quiet hours 22:30-07:00 of ann." in why
+    assert "It waits until 07:00 (Asia/Tokyo) because of the quiet hours 22:30-07:00 of ann." in why
     assert mail.hours[2] == 10.0
     assert len(mail.messages) == 4
 

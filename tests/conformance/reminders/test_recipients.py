@@ -165,9 +165,12 @@ async def test_quiet_hours_hold_a_reminder_until_they_end(app: Duetime, mail: Ma
 
     assert mail.hours == [2.5]
     assert "is due at 2026-03-02T14:30:00Z" in waits
-    assert "It waits until 15:30 (Europe/Berlin) for the quiet hours 13:00-15:30 of ann" in waits
+    assert (
+        "It waits until 15:30 (Europe/Berlin) because of the quiet hours 13:00-15:30 of ann"
+        in waits
+    )
     assert attempts == 0
-    assert "It waited until 15:30 (Europe/Berlin) for the quiet hours" in was
+    assert "It waited until 15:30 (Europe/Berlin) because of the quiet hours" in was
 
 
 async def test_urgent_and_expiring_reminders_do_not_wait(app: Duetime, mail: Mailbox) -> None:
@@ -204,7 +207,7 @@ async def test_quiet_hours_that_are_taken_back_hold_nothing_any_more(
     assert mail.hours == [2.0]
     assert (
         "Its wait ended early because the settings of ann were changed; otherwise it waits until "
-        "20:00 (UTC) for the quiet hours 12:00-20:00 of ann."
+        "20:00 (UTC) because of the quiet hours 12:00-20:00 of ann."
     ) in why
 
 

@@ -157,7 +157,7 @@ async def test_single_occurrences_are_skipped_moved_and_completed(
         "cancelled, this occurrence was completed",
     ]
     assert told[0].endswith(
-        "It is of the occurrence of 2026-03-03T09:00:00Z; the subject repeats: "
+        "It belongs to the occurrence of 2026-03-03T09:00:00Z; the subject repeats: "
         "cron 0 9 * * 1-5 (UTC), with 3 exceptions."
     )
     assert [(one.due, one.original) for one in next_ones][1] == (at("04T15:00"), at("04T09:00"))

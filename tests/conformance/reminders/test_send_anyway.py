@@ -48,7 +48,7 @@ async def test_one_that_waits_for_quiet_hours_is_sent_now(app: Duetime) -> None:
 
     assert (armed.status, sent.status) == ("armed", "sent")
     assert mail.hours == [2.0]
-    assert "Eve had it sent at once; otherwise it waits until 20:00" in why
+    assert "Eve sent it at once; otherwise it waits until 20:00" in why
     assert event.actor == "eve"
 
 

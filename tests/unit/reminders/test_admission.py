@@ -123,7 +123,10 @@ def test_quiet_hours_are_on_the_recipients_clock_else_on_the_subjects() -> None:
 
     assert isinstance(here, Wait)
     assert here.until == datetime(2026, 3, 3, 7, tzinfo=UTC)
-    assert str(here.reason) == "it waits until 07:00 (UTC) for the quiet hours 22:00-07:00 of ann"
+    assert (
+        str(here.reason)
+        == "it waits until 07:00 (UTC) because of the quiet hours 22:00-07:00 of ann"
+    )
     assert isinstance(there, Send)
     assert isinstance(subjects, Send)
 

@@ -70,7 +70,7 @@ def explain(
             "'guild' is locked and has no rules",
         ),
         ({"levels": [Level("game", ())]}, "no_reminders", "'game' has an empty list of rules."),
-        ({"muted": (MUTED,)}, "muted", "all to whom its next reminders go have muted them."),
+        ({"muted": (MUTED,)}, "muted", "all recipients of its next reminders have muted them."),
     ],
 )
 def test_of_a_subject_with_an_armed_reminder(

@@ -192,7 +192,7 @@ def test_calls_of_celery_keep_their_arguments_and_options() -> None:
 def test_what_celery_has_and_a_timetable_cannot_say() -> None:
     found = by_name(celery_beat.translate(celery_beat.read_app(beat.app), tasks=Tasks()))
 
-    assert "follows the sun" in (found["sunset"].reason or "")
+    assert "solar times" in (found["sunset"].reason or "")
     assert "internal maintenance task of Celery" in (found["cleanup"].reason or "")
     assert "nowfun" in (found["own-clock"].reason or "")
     assert "no names: (1,)" in (found["added"].reason or "")
@@ -260,7 +260,7 @@ def test_rows_that_have_no_translation(tmp_path: Path) -> None:
 
     assert "it has ended" in (found["Over"].reason or "")
     assert "not JSON" in (found["Broken"].reason or "")
-    assert "follows the sun" in (found["Sunset"].reason or "")
+    assert "solar times" in (found["Sunset"].reason or "")
     assert "internal maintenance task of Celery" in (found["Housekeeping"].reason or "")
     assert "give --app" in (found["By position"].reason or "")
     assert "not in the database" in (without["Sunset"].reason or "")

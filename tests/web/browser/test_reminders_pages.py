@@ -90,7 +90,7 @@ async def test_preview_what_a_move_would_supersede(app: Duetime, page: Page) -> 
     await app.subjects.put("game:1", due=due, remind=["-1h"], recipients=["ann"])
     await page.goto("/subjects/game:1")
 
-    await page.get_by_role("button", name="What if it moved").click()
+    await page.get_by_role("button", name="Preview a move").click()
     await page.get_by_label("To (").fill(f"{due + timedelta(days=1):%Y-%m-%dT%H:%M}")
     await page.get_by_role("button", name="Preview").click()
 

@@ -8,7 +8,7 @@ from duetime.domain.access.token import TokenScope
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Whoever makes a request: a person who logged in, or a program with an API token."""
+    """Who makes a request: a person who logged in, or a program with an API token."""
 
     name: str
     """The actor in the audit: `ann`, or `token:deploy`."""

@@ -75,7 +75,7 @@ JOB_SENTENCES = {
     "below_rate": "{started:job/jobs} of the queue {queue!r} started in the last {period:span}, "
     "and the limit is {limit}.",
     # What only the chain of checks tells.
-    "no_limit": "No limit of the queue {queue!r} concerns it.",
+    "no_limit": "No limit of the queue {queue!r} applies to it.",
     "begun": "It has begun {attempts} of at most {max_attempts} attempts.",
 }
 _DUE = Question("Is it due?", ["due"], ["not_due"])

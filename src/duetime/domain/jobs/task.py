@@ -48,7 +48,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OWN_RETRY = Exponential("1s", max="1m", max_attempts=1000)
-"""Duetime's own tasks give up late: what they left undone, nobody else would do."""
+"""Duetime's own tasks give up late: what they leave undone, nothing else would do."""
 
 
 def own_options(*, keep_result: bool = False) -> TaskOptions:

@@ -30,8 +30,7 @@ REMINDER_SENTENCES = {
     "not_due": f"{_WHAT} is due[ again{{snoozes:if}}] at {{run_at}}, as job {{job}}.",
     "due": f"{_WHAT} is due[ again{{snoozes:if}}], as job {{job}}; `duetime jobs explain {{job}}` "
     "says what that waits for.",
-    "sent": f"{_WHAT} was sent[ by {{channel}}][ at {{sent_at}}]"
-    "[, there known as {provider_id}].",
+    "sent": f"{_WHAT} was sent[ by {{channel}}][ at {{sent_at}}][, under the id {{provider_id}}].",
     "skipped": f"{_WHAT} {_NOT_SENT}",
     "expired": f"{_WHAT} {_NOT_SENT}",
     "superseded": f"{_WHAT} {_NOT_SENT}",
@@ -43,7 +42,7 @@ REMINDER_SENTENCES = {
     "acknowledged": "It was acknowledged by {by} at {at}.",
     "delivered": "It was delivered.",
     "row_problem": "Part of its row cannot be used: {reason:reason}.",
-    "repeats": "It is of the occurrence of {occurrence}; the subject repeats: {repeats}.",
+    "repeats": "It belongs to the occurrence of {occurrence}; the subject repeats: {repeats}.",
     # What only the chain of checks tells.
     "subject_open": "The subject {subject!r} is open, and due at {due_at:utc}.",
     "subject_done": "The subject {subject!r} is done.",

@@ -33,8 +33,8 @@ SUBJECT_SENTENCES = {
     "rules, so the rules inside it are not in effect.",
     "no_reminders": "The subject {subject!r} reminds nobody: {rules_from!r} has an empty list of "
     "rules.",
-    "muted": "The subject {subject!r} reminds nobody: all to whom its next reminders go have muted "
-    "them.",
+    "muted": "The subject {subject!r} reminds nobody: all recipients of its next reminders have "
+    "muted them.",
     "not_computable": "The subject {subject!r} reminds nobody: its reminders cannot be computed[: "
     "{text}].",
     "past": "The subject {subject!r} reminds nobody: the times of all {count} reminders had passed "
@@ -55,7 +55,7 @@ SUBJECT_SENTENCES = {
     "row_problem": "Part of its row cannot be used: {reason:reason}.",
     # What only the chain of checks tells.
     "open": "It is open.",
-    "up_to_date": "Its reminders follow from how it is now.",
+    "up_to_date": "Its reminders reflect its current state.",
     "has_due": "[It is due at {due_at}.][It repeats: {repeats}.]",
     "rules_apply": "{rules:list}, set by {rules_from!r}.",
     "armed": "{count:reminder is/reminders are} armed.",

@@ -208,7 +208,7 @@ def check_condition(text: str) -> str:
 def check_columns(track: Track, columns: Iterable[str]) -> Track:
     """Return the track with each column as the table spells it; raise for one that is not there.
 
-    `tz` may name a zone in place of a column.
+    `tz` may name a zone instead of a column.
     """
     known = list(columns)
     zone = track.zone

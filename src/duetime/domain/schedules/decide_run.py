@@ -170,8 +170,8 @@ def _in_the_way(
 def counts_for(schedule: Schedule, run: OpenRun, other: OpenRun, now: datetime) -> bool:
     """Whether `other` takes a place from `run`: it has begun, or comes before it and will.
 
-    Of two that are claimed at the same moment the earlier goes first, whoever checks first. The
-    check before a run (`schedule_gate`) goes by the same order.
+    Of two that are claimed at the same moment the earlier goes first, whichever is checked first.
+    The check before a run (`schedule_gate`) uses the same order.
     """
     if other.status is TickStatus.WAITING:
         return other.begun and other.tick < run.tick

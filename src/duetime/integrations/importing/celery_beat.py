@@ -139,7 +139,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
 def solar_reason(event: Any) -> str:
     return (
-        f"it follows the sun ({event}), which no timetable here does. Enqueue each day's run at "
+        f"solar times ({event}) are not supported. Enqueue each day's run at "
         "its time, from a daily task"
     )
 

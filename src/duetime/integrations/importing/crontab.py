@@ -13,7 +13,7 @@ HOW_TO_RUN = """\
 def run_command(command: str) -> None:
     subprocess.run(command, shell=True, check=True)
 """
-"""A task for `--task run_command`. Nobody's shell is run unless somebody writes this."""
+"""A task for `--task run_command`. No shell is run unless somebody writes this."""
 
 _VARIABLE = re.compile(r"""(?:([A-Za-z_]\w*)|"([^"]*)"|'([^']*)')\s*=\s*(.*)""", re.ASCII)
 _QUOTED = re.compile(r"""(["'])(.*)\1""")

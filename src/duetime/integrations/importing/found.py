@@ -27,7 +27,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """Its place in the source, for people."""
     task: str | None = None
-    """None: whoever imports it says which."""
+    """None: the caller of the import says which."""
     origin: str | None = None
     """The task's name in the source."""
     args: Mapping[str, Any] = {}

@@ -1,1 +1,1 @@
-"""The texts of messages: templates that people write and nobody has to trust."""
+"""The texts of messages: templates that untrusted people may write."""

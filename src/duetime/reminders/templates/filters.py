@@ -80,7 +80,7 @@ def need(value: Any) -> None:
 
 
 def write(value: Any) -> str:
-    """How a value is written. What is not plain is refused: nobody wants to read `['a']`."""
+    """How a value is written. Other values are refused: a reader should not see `['a']`."""
     need(value)
     match value:
         case str():

@@ -1,4 +1,4 @@
-"""Messages from templates that people write and nobody has to trust.
+"""Messages from templates that untrusted people may write.
 
 Jinja2's sandbox, and less: plain data, a short list of filters, no calls, no assignments; and
 limits on what it may cost. `sandbox` has the rules.

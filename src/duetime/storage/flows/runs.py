@@ -153,7 +153,7 @@ class FlowStatements:
         """Enqueue the jobs that run the compensations of those of these runs that have failed."""
         rows = yield from self._dialect.run("flow_uncompensated", list(runs))
         if rows:
-            # Whoever reruns one locks it, too: either its compensations run, or its steps.
+            # A rerun locks it, too: either its compensations run, or its steps.
             failed = [row[0] for row in rows]
             yield from self._dialect.run("lock_jobs", failed)
             rows = yield from self._dialect.run("flow_uncompensated", failed)

@@ -18,7 +18,7 @@ from duetime.storage.store import Row
 
 READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _IDLE_SECONDS = 10.0
-"""Nobody needed the session for so long: it is closed. To open it again takes milliseconds."""
+"""An idle session is closed after so long. To open it again takes milliseconds."""
 _CANCEL_SECONDS = 1.0
 """How long it waits until the server has received that a statement is to be cancelled."""
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s|%%")

@@ -27,7 +27,7 @@ _RECONNECT_SECONDS = 2.0
 again with a pause of one second: recovery takes no longer after a long outage than after a short
 one."""
 _IDLE_SECONDS = 10.0
-"""A connection that nobody needed for so long is closed, except for those to `keep`: hundreds of
+"""A connection that was idle for so long is closed, except for those to `keep`: hundreds of
 idle workers must not use up the server's connections. To open one again takes milliseconds."""
 _NAME = "duetime-"
 _KEEP_SECONDS = 300.0

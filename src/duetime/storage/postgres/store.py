@@ -62,7 +62,7 @@ class PostgresStore(HotPath, Operations):
 
     async def _wait_for_keys(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Enqueue jobs whose keys open transactions may hold. Those who wait for such transactions
-        occupy at most half of the pool, and whoever need not wait does not queue behind them."""
+        occupy at most half of the pool, and calls that need not wait do not queue behind them."""
         if self._key_turns.locked():
             with suppress(TransactionConflict):
                 return await self._enqueue(jobs, waits=False)

@@ -36,8 +36,8 @@ class Wait:
 class Waits:
     """The waits of a store, by job.
 
-    Whoever enqueues a job beside its worker, and awaits the result, has it as soon as the finish is
-    committed. Nobody is notified, and nothing is read again.
+    A caller that enqueues a job in the process of its worker, and awaits the result, gets it as
+    soon as the finish is committed, without a notification and without reading it again.
     """
 
     def __init__(self) -> None:

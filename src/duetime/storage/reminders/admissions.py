@@ -206,7 +206,7 @@ class AdmissionStatements(RecipientStatements):
         free = [request for request in requests if request.reminder.id in set(ids)]
         hour = yield from self._hour(recipient, [use_of(request.reminder) for request in free])
         rows = yield from self._dialect.run("digest_open", {"ref": ref})
-        # Who waits goes first, else newcomers could keep a digest waiting for ever.
+        # Reminders that wait go first, else new ones could keep a digest waiting for ever.
         others_wait = bool(rows) and not rows[0][3]
         answers: dict[int, Send | Outcome] = {}
         holds: dict[int, dict[str, Any]] = {}
@@ -330,7 +330,7 @@ class AdmissionStatements(RecipientStatements):
         rows = yield from self._dialect.run("digest_open", {"ref": recipient.ref})
         moment = self._dialect.moment
         if rows and rows[0][3]:
-            # Its job was cancelled: whoever was in it joins the next.
+            # Its job was cancelled: its reminders join the next digest.
             yield from self._dialect.run("digest_delete", {"id": rows[0][0]})
             rows = []
         in_time = True

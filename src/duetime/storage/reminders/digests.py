@@ -21,7 +21,8 @@ from duetime.storage.store import Row, Statement, Statements, in_parts, run_many
 
 
 class DigestStatements(AdmissionStatements):
-    """Every method is one transaction. Whoever closes a digest holds the recipient's row."""
+    """Every method is one transaction. A transaction that closes a digest holds
+    the recipient's row."""
 
     def begin_digest(self, digest_id: int, *, job_id: int) -> Statements:
         """Close a digest and count it, if its time has come.

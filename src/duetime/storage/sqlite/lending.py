@@ -47,7 +47,7 @@ class Lender:
         except BaseException:
             self._roll_back(connection)
             raise
-        # Once begun, the commit is not broken off: whoever is cancelled learns what it did.
+        # Once begun, the commit is not interrupted: a cancelled caller learns what it did.
         committing = loop.run_in_executor(self._executor, self._commit, connection)
         try:
             await asyncio.shield(committing)

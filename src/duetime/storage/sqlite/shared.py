@@ -53,7 +53,7 @@ class Shared:
             if sleeper.worker_id == worker_id:
                 sleeper.sync_cancelled(jobs)
 
-    # Who waits for a job to finish
+    # Callers that wait for a job to finish
 
     @property
     def watched(self) -> list[int]:

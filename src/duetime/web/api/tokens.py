@@ -36,7 +36,7 @@ class RevokeAnswer(msgspec.Struct):
 
 
 class VisitorAnswer(msgspec.Struct):
-    """Whoever makes the request."""
+    """The person or program that makes the request."""
 
     name: str
     """The actor of what they change, as the audit shows it."""

@@ -291,7 +291,7 @@ def login_page(request: Request, refused: Refused) -> Response | None:
 
 
 def show_problem(request: Request, problem: Problem) -> Response:
-    """A page that says what is wrong, without the frame: whoever asks may not be known."""
+    """A page that says what is wrong, without the frame: the visitor may not be logged in."""
     page = _TEMPLATES.render(
         "refused.html",
         root=request.scope.get("root_path", ""),

@@ -31,7 +31,7 @@ _PRIMARY_SECONDS = 10
 """How long a browser reads the primary after a change."""
 _ANSWER_SECONDS = 3.0
 _REST_SECONDS = 30.0
-"""A replica that failed is not asked for so long: nobody waits for it again and again."""
+"""A replica that failed is not used for so long, so that pages do not wait for it each time."""
 
 
 class Replica:

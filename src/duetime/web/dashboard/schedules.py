@@ -301,7 +301,7 @@ def draw_timeline(timeline: Timeline, zone: ZoneInfo) -> DrawnTimeline:
 def find_overlaps(timeline: Timeline) -> list[Span]:
     """When runs of two or more schedules ran at the same time, and which.
 
-    A row that shows counts in place of runs does not tell when they ran, and is left out.
+    A row that shows counts instead of runs does not show when they ran, and is left out.
     """
     edges: list[tuple[datetime, bool, str]] = []
     for row in timeline.rows:
