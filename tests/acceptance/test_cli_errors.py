@@ -158,6 +158,7 @@ def test_unknown_app(path: str, message: str, tmp_path: Path) -> None:
         "schedules history daily --since 999999d",
         "db downgrade --to -1",
         "worker",
+        "serve",
         f"worker --app {SHOP} --processes 0",
     ],
 )

@@ -19,6 +19,12 @@ async def test_a_message_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+async def test_a_message_without_a_recipient_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    await Console().send(message(recipient=""))
+
+    assert capsys.readouterr().out.startswith("2026-03-06T14:00:00Z Chess in an hour | ")
+
+
 async def test_nothing_in_it_moves_the_cursor() -> None:
     stream = io.StringIO()
 

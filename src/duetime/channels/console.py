@@ -51,7 +51,7 @@ class Log:
         self._level = level
 
     async def send(self, message: Message) -> Sent:
-        """Log it; a level that is off is a failure that lasts, since nobody would see it."""
+        """Log it; a level that is off is a permanent failure, since nobody would see it."""
         if not self._logger.isEnabledFor(self._level):
             raise NotSent(
                 f"The logger {self._logger.name!r} discards messages of level "
@@ -78,7 +78,8 @@ class Log:
 def line_of(message: Message) -> str:
     """The message on one line; nothing in it can move the cursor or begin another line."""
     due = message.due_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    text = f"{due} {message.recipient}: {message.title}"
+    to = f"{message.recipient}: " if message.recipient else ""
+    text = f"{due} {to}{message.title}"
     if message.body and message.body != message.title:
         text += f" | {message.body}"
     if message.rule is not None:

@@ -51,6 +51,12 @@ def serve(
     needs --allowed-host, and an account or an API token.
     """
     target = target_of(context)
+    if target.app is None and options["worker"]:
+        # A worker without tasks would park the jobs that it claims.
+        raise click.UsageError(
+            "--app MODULE:APP is required, or set DUETIME_APP. To serve without a worker, add "
+            "--no-worker."
+        )
     app = target.load()
     configure_logging(cast("LogFormat", log_format or "console"), log_level)
     parts = [name for name, wanted in (("api", api), ("dashboard", dashboard)) if wanted]
