@@ -92,4 +92,6 @@ async def main(question: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not {"MODEL_URL", "SHOP_URL"} <= os.environ.keys():
+        sys.exit(__doc__)
     asyncio.run(main(sys.argv[1]))

@@ -73,7 +73,7 @@ async def test_scopes_are_put_and_listed(backend: Backend, app: Duetime) -> None
     assert changed.out.splitlines() == [
         "Scope guild:1 is changed.",
         "  rules  -1d, -1h",
-        "  below  1 open subject armed again",
+        "  below  1 open subject, armed again",
     ]
     assert added.out.startswith("Scope channel:9 is added.\n  rules  inherited\n")
     assert "  rules  none, locked\n" in silent.out

@@ -117,7 +117,8 @@ def put_command(
     echo(f"Scope {one_line(ref)} {said}.")
     echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
     if result != "same":
-        echo(f"  below  {plural(result.affected, 'open subject')} armed again")
+        rearmed = ", armed again" if result.affected else ""
+        echo(f"  below  {plural(result.affected, 'open subject')}{rearmed}")
 
 
 @scopes.command("delete")

@@ -26,7 +26,7 @@ SCHEDULE_SENTENCES = {
     "paused": "Schedule {schedule!r} does not run: {reason:reason}, since {paused_at}"
     "[ until {paused_until}].",
     "ended": "Schedule {schedule!r} does not run again: its timetable has no further tick.",
-    "no_worker": "Schedule {schedule!r} will be late: no live worker knows its task {task!r}. "
+    "no_worker": "Schedule {schedule!r} waits for a worker: no live one knows its task {task!r}. "
     "Its next run is due at {next_run_at}.",
     "due": "Schedule {schedule!r} has been due since {next_run_at}: it should start at any moment.",
     "not_due": "Schedule {schedule!r} runs next at {next_run_at}, in {wait:span}.",
