@@ -1,7 +1,7 @@
 -- Flows: start, signal and wake their runs.
 
--- Whoever suspends a run and whoever wakes one take this lock first: the second sees what the first
--- did. In the order of the runs: no deadlock.
+-- Suspending a run and waking one both take this lock first: the second sees what the first did. In the
+-- order of the runs, so that there is no deadlock.
 create or replace function duetime._lock_runs(runs bigint[]) returns void
     language sql as $$
     select count(pg_advisory_xact_lock(hashtext('duetime.flow'), (r.run & 2147483647)::integer))
@@ -15,7 +15,7 @@ create or replace function duetime._lock_runs_briefly(runs bigint[]) returns voi
     select duetime._lock_runs(runs);
 $$;
 
--- The same for those of them that nobody else has locked; returns these.
+-- The same for those of them that no other transaction has locked; returns these.
 create or replace function duetime._try_lock_runs(runs bigint[]) returns setof bigint
     language sql as $$
     select r.run from (select unnest(runs) as run order by 1) as r
@@ -52,7 +52,7 @@ begin
         return 'missing';
     end if;
     if state in ('completed', 'dead', 'cancelled', 'superseded', 'expired') then
-        -- Who sends it again, since the answer was lost, learns that it was sent.
+        -- A sender that repeats it, since the answer was lost, learns that it was sent.
         return case when exists (select from duetime.flow_signal as f
                                  where f.run_id = run and f.name = _signal_flow.name
                                    and f.key = _signal_flow.key)

@@ -1,7 +1,7 @@
 -- Graphs: how runs begin and end, and how their steps end. Each is one transaction and one round trip.
 
 -- Claim jobs that this transaction made, for the worker that `doc` names: of those `here` up to `most`, from its
--- queues, unless they are paused or limited, or its lease has run out. Nobody else is notified of them, but of
+-- queues, unless they are paused or limited, or its lease has run out. No other worker is notified of them, only of
 -- the others among `made`.
 create or replace function duetime._claim_made(made bigint[], here bigint[], doc json)
     returns table (

@@ -2,8 +2,8 @@
 -- also by a server that has died since and whose last transactions are lost.
 -- Asynchronous replication, or a backup, may lack numbers that were given. Each promotion and each
 -- restore begins a new timeline: the first who meets it moves the sequences on, by more than can have
--- been given meanwhile; the others wait for its row. Timelines that nobody has met count, too: what was
--- given there may be lost as well.
+-- been given meanwhile; the others wait for its row. Timelines that no claim has seen count, too: numbers
+-- that were given there may be lost as well.
 create or replace function duetime._next_number(of_sequence regclass) returns bigint
     language plpgsql as $$
 declare

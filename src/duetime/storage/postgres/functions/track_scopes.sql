@@ -175,7 +175,7 @@ begin
     end if;
 end $$;
 
--- Delete those of the scopes that have nothing inside and that nobody else has locked: a user's write must not wait
+-- Delete those of the scopes that have nothing inside and that no other transaction has locked: a user's write must not wait
 -- for what can be deleted later.
 create or replace function duetime._drop_scopes(refs text[]) returns void
     language plpgsql as $$
@@ -183,7 +183,7 @@ begin
     if coalesce(cardinality(refs), 0) = 0 then
         return;
     end if;
-    -- Who puts something into one of them shares its row: it is seen below, or the scope is skipped, or it waits for us.
+    -- A write that puts something into one of them shares its row: it is seen below, or the scope is skipped, or it waits for us.
     refs := array(select s.ref from duetime.scope as s where s.ref = any (refs)
                   order by s.ref for update skip locked);
     begin

@@ -20,7 +20,7 @@ create or replace function duetime.wake(queue text, run_at timestamptz default n
         when not pg_try_advisory_lock(hashtext('duetime.asleep'), hashtext(queue))
             then pg_notify('duetime.wake', concat(
                 extract(epoch from nullif(run_at, least(run_at, duetime.now()))) || ' ', queue))
-        -- Nobody sleeps.
+        -- No worker sleeps.
         when pg_advisory_unlock(hashtext('duetime.asleep'), hashtext(queue)) then null
     end
 $$;

@@ -55,7 +55,7 @@ grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, due
 grant usage on all sequences in schema "duetime" to duetime_operator;
 grant execute on all functions in schema "duetime" to duetime_operator;
 
--- Who may use the service is checked and managed by those with this role, in addition to their own. The
+-- This role, granted in addition to another one, checks and manages who may use the service. The
 -- others cannot read a hash or a secret, nor make themselves a token. Workers prune.
 revoke all on duetime.api_token, duetime.account, duetime.session, duetime.login_failure,
     duetime.installation_secret, duetime.idempotency from duetime_worker, duetime_operator, duetime_reader;

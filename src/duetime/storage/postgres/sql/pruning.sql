@@ -50,7 +50,7 @@ where t.problem is not null and t.problem ->> 'code' = 'row_gone'
 order by t.ref limit 100;
 
 -- name: prune_scopes
--- Those that nobody changes just now, if their rows are still gone.
+-- Those that no other transaction changes at the moment, if their rows are still gone.
 select duetime._drop_gone_scopes(array(select value from json_array_elements_text(%s::json)));
 
 -- name: prune_rules_begin

@@ -11,7 +11,7 @@ returning a.name, a.role, a.created_at, a.created_by, a.password_set_at, a.disab
     a.last_login_at;
 
 -- name: account_lock_admins
--- Whoever may take away the last admin waits for others who may.
+-- Changes that may take away the last admin wait for each other.
 select a.name from (select %s::json) as g cross join duetime.account as a
 where a.role = 'admin' and a.disabled_at is null order by a.name for update of a;
 

@@ -21,8 +21,8 @@ delete from duetime.login_failure as f using (select %s::json) as g
 where f.until <= duetime.now() returning 1;
 
 -- name: session_start
--- Only if the account is as it was when the password was checked. Who changes an account waits for
--- this, or this for them: the account's row is updated.
+-- Only if the account is as it was when the password was checked. A change of the account waits
+-- for this, or this for it: the account's row is updated.
 with input as materialized (
     select * from json_to_record(%s::json) as g(
         hash text, account text, stamp text, address text, lifetime bigint)

@@ -190,8 +190,8 @@ where s.kind = 'compensation' and s.state = 'registered'
 order by s.run_id limit 200;
 
 -- name: flow_overdue
--- Suspended runs for which a signal is there. Whoever sent it in a transaction that was older than the
--- wait could not see the wait; no transaction is open for an hour. Index: flow_signal_untaken.
+-- Suspended runs whose signal has arrived. A sender whose transaction was older than the wait could not see
+-- the wait; no transaction is open for an hour. Index: flow_signal_untaken.
 with sent as materialized (
     select f.run_id, f.name from duetime.flow_signal as f
     where f.seq is null and f.sent_at > duetime.now() - interval '1 hour' and (%s::json) is not null
@@ -216,7 +216,7 @@ select duetime._lock_runs_briefly(array(select value::bigint from json_array_ele
 
 -- name: flow_try_lock
 -- Returns the runs that are locked now. The others are being signalled, in a transaction that may
--- stay open for long: nobody else waits for it.
+-- stay open for long: no other worker waits for it.
 select duetime._try_lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: flow_suspend

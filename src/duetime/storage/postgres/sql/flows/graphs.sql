@@ -1,4 +1,4 @@
--- Statements of graphs. Whoever writes rows of a run has locked the run before (`flow_lock`), so that
+-- Statements of graphs. A writer of rows of a run has locked the run before (`flow_lock`), so that
 -- counts are exact: of all steps that end at the same time exactly one sees a count reach zero.
 
 -- name: graph_runs
@@ -63,7 +63,7 @@ left join lateral (
 group by g.first;
 
 -- name: complete_steps
--- As `complete`, for steps of runs that nobody else has locked: these are locked from now on. `complete`
+-- As `complete`, for steps of runs that no other transaction has locked: these are locked from now on. `complete`
 -- sees what was committed before the lock was taken, since its statements have snapshots of their own.
 with given as materialized (
     select e.item, e.place, (e.item ->> 'run')::bigint as run

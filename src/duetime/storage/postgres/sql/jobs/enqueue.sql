@@ -41,7 +41,7 @@ select array(select id from fresh),
 
 -- name: enqueue_held
 -- As `enqueue_alike`, for one job that is due now, by the process of a worker that is idle: the worker holds
--- the job with the same commit, and nobody is notified. If its lease has run out, or the queue is paused
+-- the job with the same commit, and no notification is sent. If its lease has run out, or the queue is paused
 -- or limited, the job waits like any other. Returns the job, the token of the claim or 0, and the time in
 -- microseconds.
 with shared as materialized (

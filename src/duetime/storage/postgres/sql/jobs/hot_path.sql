@@ -70,8 +70,8 @@ select t.job_id, j.task, t.queue, t.priority,
           and octet_length(j.args::text) <= %(most_args)s then j.args::text end,
     t.attempt + 1, j.max_attempts,
     t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text,
-    -- Of a run that has nothing to read, so that its first activation need not try. Whoever recorded
-    -- something did so before its job returned to `due`.
+    -- Of a run that has nothing to read, so that its first activation need not try. Anything
+    -- is recorded before the run's job returns to `due`.
     j.flow and not exists (select from duetime.flow_step as s where s.run_id = t.job_id)
         and not exists (select from duetime.flow_signal as f where f.run_id = t.job_id)
 from taken as t

@@ -38,7 +38,7 @@ left join duetime.digest as g on g.id = r.digest_id
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: reminder_free
--- Holds those that nobody else changes just now. Who holds several and waits for none of them
+-- Holds those that no other transaction changes at the moment. One that holds several and waits for none
 -- cannot deadlock with a change of their subjects, which takes them in another order.
 select r.id from duetime.reminder as r
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
@@ -203,7 +203,7 @@ select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
 where s.ref in (select ref from chain) order by s.ref;
 
 -- name: channel_lock
--- Who wants a place waits here for who came before; what follows sees what they took.
+-- A sender that wants a place waits here for earlier ones; the next statement sees the places that they took.
 insert into duetime.channel_rate as c (channel) select %s::json ->> 'channel'
 on conflict (channel) do update set channel = excluded.channel
 returning c.free_at;

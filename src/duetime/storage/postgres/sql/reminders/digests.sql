@@ -1,4 +1,4 @@
--- Statements of digests. Whoever changes one holds its recipient's row, if that is there.
+-- Statements of digests. A change of one holds its recipient's row, if there is one.
 
 -- name: digest_open
 -- The digest of a recipient to which more may be added, and when its job is due (null: it runs).

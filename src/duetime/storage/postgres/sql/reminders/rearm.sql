@@ -12,7 +12,7 @@ where s.rearm_at <= (select duetime.now()) and s.id > (select after from input)
 order by s.id limit (select most from input);
 
 -- name: rearm_overdue
--- Whether a mark was to be looked at a while ago.
+-- Whether a marked subject is overdue to be armed.
 select 1 from json_to_record(%s::json) as g(patience bigint)
 where exists (select from duetime.subject as s
               where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond')
@@ -31,7 +31,7 @@ where exists (select from duetime.reminder as r
               where c.at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
 -- name: rearm_turn
--- Whether nobody else repairs just now. What follows sees what those before did.
+-- Whether no other worker repairs at the moment. The statements that follow see what earlier repairs did.
 select pg_try_advisory_xact_lock(hashtext('duetime.rearm')) where %s::json is not null;
 
 -- name: rearm_alive
@@ -64,7 +64,7 @@ where s.id = any (array(select value::bigint from json_array_elements_text(%s::j
   and s.scope is not null;
 
 -- name: rearm_share
--- Lock these scopes as `scope_lock` does; return those around which nobody else is changing one.
+-- Lock these scopes as `scope_lock` does; return those around which no other transaction is changing one.
 with recursive chain as (
     select s.ref as name, s.ref, s.parent, 0 as level from duetime.scope as s
     where s.ref = any (array(select value from json_array_elements_text(%s::json)))

@@ -33,7 +33,7 @@ select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.
 from duetime.recipient as p where p.ref = %s::json ->> 'ref';
 
 -- name: recipient_lock
--- Whoever lets a message through holds the row: the count of the last hour is exact.
+-- The transaction that admits a message holds the row: the count of the last hour is exact.
 select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text
 from duetime.recipient as p where p.ref = %s::json ->> 'ref' for update;
 
@@ -43,8 +43,8 @@ where p.tz is not null
   and p.ref = any (array(select value from json_array_elements_text(%s::json)));
 
 -- name: recipient_share
--- Who arms by the recipients' clocks tries to share them with others who do, also those of
--- recipients that nobody has put yet. In 64 parts: locks are few.
+-- Transactions that arm by the recipients' clocks share this lock, also for recipients that were not
+-- put yet. In 64 parts, since locks are few.
 select pg_try_advisory_xact_lock_shared(hashtext('duetime.recipient'), part.number)
 from (select distinct abs(hashtext(g.value) %% 64) as number
       from json_array_elements_text(%s::json) as g order by number) as part;
@@ -56,7 +56,7 @@ from json_to_record(%s::json) as g(ids json, at timestamptz)
 where s.id = any (array(select value::bigint from json_array_elements_text(g.ids)));
 
 -- name: recipient_own
--- Who changes a clock has it alone.
+-- A change of a recipient's clock takes it exclusively.
 select pg_advisory_xact_lock(hashtext('duetime.recipient'), abs(hashtext(%s::json ->> 'ref') %% 64));
 
 -- name: recipient_subjects
@@ -71,7 +71,7 @@ where exists (select from duetime.reminder as z join duetime.rule as u on u.id =
 order by r.subject_id limit 2000;
 
 -- name: recipient_release
--- What is held for a recipient is looked at again, now.
+-- Reminders that are held for a recipient become due now, and are admitted again.
 with input as materialized (
     select %s::json ->> 'ref' as ref
 ), held as materialized (
@@ -127,8 +127,8 @@ from json_to_record(%s::json) as g(job bigint, token bigint)
 join duetime.attempt as a on a.job_id = g.job and a.token = g.token;
 
 -- name: admission_wait
--- The jobs of reminders that wait return to `due` in the transaction that decides so: whoever changes what they
--- wait for comes before, or finds them there. Each is fenced; returns those that wait. One that is to be
+-- The jobs of reminders that wait return to `due` in the transaction that decides so: a change of what they
+-- wait for comes before it, or finds them there. Each is fenced; returns those that wait. One that is to be
 -- cancelled ends by its worker.
 with given as materialized (
     select * from json_to_recordset(%s::json) as g(

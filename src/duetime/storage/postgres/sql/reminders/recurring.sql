@@ -17,7 +17,7 @@ join duetime.rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned
--- How far the occurrences of subjects are armed, and when to look again. `keep`: not after the time that they
+-- How far the occurrences of subjects are armed, and when to arm more. `keep`: not after the time that they
 -- are marked for already.
 update duetime.subject as s
 set planned_from = g.planned_from, planned_until = g.planned_until,

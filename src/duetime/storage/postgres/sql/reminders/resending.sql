@@ -52,7 +52,7 @@ with given as materialized (
 select a.id from made join armed as a on true;
 
 -- name: resend_find
--- What ended with a status, some at a time. Index: reminder_troubled.
+-- Reminders that finished with a status, some at a time. Index: reminder_troubled.
 with recursive input as materialized (
     select * from json_to_record(%s::json) as g(
         status text, after bigint, subject text, scope text, recipient text, since timestamptz)

@@ -2,7 +2,7 @@
 -- the places, and they run without parameters.
 
 -- name: track_patience
--- Who waits for a lock of ours is a user's write: we give up first, and try again.
+-- A user's write may wait for a lock of ours: we give up first, and try again.
 -- Names are PostgreSQL's own unless their schema is said: so it is in the trigger, which runs with the
 -- rights of the table's owner.
 select set_config('lock_timeout', '500ms', true), set_config('search_path', 'pg_catalog, pg_temp', true),

@@ -47,7 +47,7 @@ order by s.id
 for update of s;
 
 -- name: schedule_try_lock
--- Lock those that nobody else has locked.
+-- Lock those that no other transaction has locked.
 select s.id from duetime.schedule as s
 where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 order by s.id
@@ -97,7 +97,7 @@ select exists (select from duetime.schedule as s
           and o.run_at <= (select before from given));
 
 -- name: schedule_due
--- Schedules that nobody has planned on, a moment after their tick; or whose pause is over.
+-- Schedules that no worker has planned further, a moment after their tick; or whose pause is over.
 with clock as materialized (
     select duetime.now() as now,
         duetime.now() - (%s::json ->> 'patience')::bigint * interval '1 microsecond' as before
@@ -243,7 +243,7 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 select job_id from duetime.supersede_runs(%s::json) as job_id;
 
 -- name: schedule_unrecorded
--- What ended just now is about to be recorded by the worker that ran it.
+-- Runs that finished just now are left out: the worker that ran them is about to record them.
 with given as materialized (
     select duetime.now() - g.patience * interval '1 microsecond' as before
     from json_to_record(%s::json) as g(patience bigint)
@@ -262,7 +262,7 @@ limit 500;
 -- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
 -- requeued by a person ends once more; its failures are not counted again. A run that failed, and
 -- whose retry came too late, has failed: only one that never ran is skipped. Returns the schedules
--- of what ended, with their failures in a row.
+-- of finished runs, with their failures in a row.
 with named as materialized (
     -- By their jobs alone: a plan made for an empty ledger would walk all that is open.
     select o.schedule_id, o.tick, o.job_id, o.begun_at, o.finished_at, o.succeeded

@@ -5,7 +5,7 @@
 select pg_advisory_xact_lock(hashtext('duetime.attempt_stat')) where %s::json is not null;
 
 -- name: attempt_stats_try_lock
--- A row if nobody else has it: a hundred workers do not wait in line, each on a connection.
+-- A row if no other worker has the lock: a hundred workers do not wait in line, each on a connection.
 select 1 where %s::json is not null
     and pg_try_advisory_xact_lock(hashtext('duetime.attempt_stat'));
 

@@ -175,7 +175,7 @@ where s.kind = 'compensation' and s.state = 'registered'
 order by s.run_id limit 200;
 
 -- name: flow_overdue
--- Suspended runs for which a signal is there: nobody should leave one, with one writer at a time.
+-- Suspended runs whose signal has arrived: with one writer at a time there should be none.
 with input(doc) as (select ?)
 select distinct f.run_id from duetime_flow_signal as f indexed by duetime_flow_signal_untaken
 cross join duetime_flow_step as s on s.run_id = f.run_id and s.name = f.name

@@ -41,13 +41,13 @@ left join duetime_recipient as p on p.ref = r.recipient
 left join duetime_digest as g on g.id = r.digest_id;
 
 -- name: reminder_free
--- Who writes is alone: all that are there.
+-- There is one writer at a time: all that exist.
 with input(doc) as (select ?)
 select r.id from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value;
 
 -- name: reminder_hold
--- Who writes is alone.
+-- There is one writer at a time.
 with input(doc) as (select ?)
 select r.id from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value;
@@ -228,7 +228,7 @@ select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
 where s.ref in (select ref from chain) order by s.ref;
 
 -- name: channel_lock
--- Who writes is alone.
+-- There is one writer at a time.
 with input(doc) as (select ?)
 insert into duetime_channel_rate (channel) select json_extract(doc, '$.doc.channel') from input
 where true

@@ -18,7 +18,7 @@ where s.rearm_at <= json_extract(i.doc, '$.now') and s.due_at >= json_extract(i.
 order by s.due_at, s.id limit (select json_extract(doc, '$.doc.most') from input);
 
 -- name: rearm_overdue
--- Whether a mark, or a row that has changed, was to be looked at a while ago.
+-- Whether a marked subject, or a changed row, is overdue to be armed.
 with input(doc) as (select ?)
 select 1 from input as i
 where exists (select 1 from duetime_subject as s
@@ -52,7 +52,7 @@ where s.status = 'open' and s.repeats is null
 having count(*) > 0;
 
 -- name: rearm_turn
--- Who writes is alone.
+-- There is one writer at a time.
 with input(doc) as (select ?)
 select 1 from input;
 

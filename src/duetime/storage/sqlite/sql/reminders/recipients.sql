@@ -79,7 +79,7 @@ where r.subject_id > json_extract(i.doc, '$.doc.after')
 order by r.subject_id limit 2000;
 
 -- name: recipient_release
--- What is held for a recipient is looked at again, now.
+-- Reminders that are held for a recipient become due now, and are admitted again.
 with input(doc) as (select ?)
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input)
@@ -134,8 +134,8 @@ from input as i cross join duetime_attempt as a
 where a.job_id = json_extract(i.doc, '$.doc.job') and a.token = json_extract(i.doc, '$.doc.token');
 
 -- name: admission_wait
--- The jobs of reminders that wait return to `due` in the transaction that decides so: whoever changes what they
--- wait for comes before, or finds them there. Each is fenced; returns those that wait. One that is to be
+-- The jobs of reminders that wait return to `due` in the transaction that decides so: a change of what they
+-- wait for comes before it, or finds them there. Each is fenced; returns those that wait. One that is to be
 -- cancelled ends by its worker.
 with input(doc) as (select ?)
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,

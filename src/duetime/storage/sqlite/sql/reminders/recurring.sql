@@ -13,7 +13,7 @@ cross join duetime_rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned
--- How far the occurrences of subjects are armed, and when to look again. `keep`: not after the time that they
+-- How far the occurrences of subjects are armed, and when to arm more. `keep`: not after the time that they
 -- are marked for already.
 with input(doc) as (select ?), g as materialized (
     select e.value from input as i cross join json_each(i.doc, '$.doc') as e

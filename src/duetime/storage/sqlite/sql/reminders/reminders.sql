@@ -118,7 +118,7 @@ where s.status = 'open' order by s.id;
 
 -- name: subjects_mark
 -- Have a worker arm the open subjects of a scope again, and of all scopes inside it. Under a revision of their
--- own from now on, whoever arms them: what comes back is armed again, beside what it was.
+-- own from now on, whatever arms them: what comes back is armed again, beside what it was.
 with recursive input(doc) as (select ?), below(ref) as (
     select json_extract(doc, '$.doc.ref') from input
     union

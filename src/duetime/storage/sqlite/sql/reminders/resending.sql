@@ -73,7 +73,7 @@ where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'arme
 returning id;
 
 -- name: resend_find
--- What ended with a status, some at a time.
+-- Reminders that finished with a status, some at a time.
 with recursive input(doc) as (select ?), below(ref) as (
     select json_extract(doc, '$.doc.scope') from input
     where json_extract(doc, '$.doc.scope') is not null

@@ -51,7 +51,7 @@ where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc
 order by s.id;
 
 -- name: schedule_try_lock
--- One transaction writes at a time: nobody else has locked any.
+-- One transaction writes at a time, so none is locked.
 with input(doc) as (select ?)
 select s.id from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_schedule as s on s.id = e.value
@@ -325,7 +325,7 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
 returning job_id;
 
 -- name: schedule_unrecorded
--- What ended just now is about to be recorded by the worker that ran it.
+-- Runs that finished just now are left out: the worker that ran them is about to record them.
 with input(doc) as (select ?)
 select o.job_id from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
 cross join input as i
