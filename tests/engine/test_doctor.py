@@ -93,7 +93,7 @@ async def test_a_queue_that_nobody_serves(app: Duetime) -> None:
     assert unserved.level is FindingLevel.ERROR
     assert unserved.facts["queue"] == "mail"
     assert "No live worker serves the queue 'mail': 3 jobs waiting" in unserved.message
-    assert "`duetime worker --queues mail`" in unserved.advice
+    assert "`duetime worker --app MODULE:APP --queues mail`" in unserved.advice
 
 
 async def test_due_jobs_without_any_worker(app: Duetime) -> None:

@@ -105,7 +105,7 @@ async def test_a_queue_that_nobody_serves(app: Duetime) -> None:
     assert problem.detail == "1 live worker serves default, reports."
     assert problem.since == NOW
     assert problem.action is not None
-    assert problem.action.command == "duetime worker --queues mail"
+    assert problem.action.command == "duetime worker --app MODULE:APP --queues mail"
 
 
 async def test_without_any_worker_there_is_one_problem(app: Duetime) -> None:
@@ -123,7 +123,7 @@ async def test_without_any_worker_there_is_one_problem(app: Duetime) -> None:
     assert problem.code == "no_workers"
     assert problem.count == Count(2)
     assert problem.action is not None
-    assert problem.action.command == "duetime worker --queues default,mail"
+    assert problem.action.command == "duetime worker --app MODULE:APP --queues default,mail"
 
 
 async def test_a_paused_queue_with_due_jobs_can_be_resumed(app: Duetime) -> None:

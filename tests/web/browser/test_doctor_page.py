@@ -20,7 +20,7 @@ async def test_it_says_what_is_wrong_and_what_to_do(app: Duetime, page: Page) ->
         await check_looks(page, "/doctor")
 
     await expect(page.get_by_text("No live worker serves the queue 'mail'")).to_be_visible()
-    await expect(page.get_by_text("duetime worker --queues mail")).to_be_visible()
+    await expect(page.get_by_text("duetime worker --app MODULE:APP --queues mail")).to_be_visible()
     await expect(page.get_by_text("onerror=alert(1)").first).to_be_visible()
     await expect(page.get_by_role("link", name="Doctor")).to_have_attribute("aria-current", "page")
     await expect(page.get_by_text("The schema has version")).to_be_visible()

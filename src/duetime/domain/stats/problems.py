@@ -121,6 +121,15 @@ def waited(since: datetime, now: datetime) -> timedelta:
     return round_wait(max(now - since, timedelta(0)))
 
 
+def start_worker(queues: str) -> str:
+    """Return the command that starts a worker for these queues.
+
+    >>> start_worker("mail")
+    'duetime worker --app MODULE:APP --queues mail'
+    """
+    return command("worker", "--app", "MODULE:APP", "--queues", queues)
+
+
 def command(*words: str) -> str:
     """Return a command line of `duetime`, quoted for a shell.
 

@@ -23,6 +23,7 @@ from duetime.domain.stats.problems import (
     ProblemInfo,
     command,
     make_problem,
+    start_worker,
     waited,
     worst_first,
 )
@@ -308,7 +309,7 @@ def _of_queues(
                 sum(queue.due.value for queue in open_queues), "exact" if exact else "at_least"
             ),
             since=oldest,
-            action=Action(label="Start a worker", command=command("worker", "--queues", names)),
+            action=Action(label="Start a worker", command=start_worker(names)),
         )
         return
     for queue in open_queues:
@@ -327,9 +328,7 @@ def _not_served(queue: QueueStats, alive: Sequence[WorkerInfo], now: datetime) -
         count=queue.due,
         since=queue.oldest_due_at,
         detail=f"{workers} {', '.join(served)}.",
-        action=Action(
-            label="Start a worker for it", command=command("worker", "--queues", queue.name)
-        ),
+        action=Action(label="Start a worker for it", command=start_worker(queue.name)),
     )
 
 
@@ -356,9 +355,7 @@ def _late(
         count=queue.late,
         since=queue.oldest_due_at,
         detail=why.sentence,
-        action=Action(
-            label="Start another worker", command=command("worker", "--queues", queue.name)
-        )
+        action=Action(label="Start another worker", command=start_worker(queue.name))
         if why.code == "workers_busy"
         else Action(label="Explain", command=command("queues", "explain", queue.name)),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+
+from duetime.domain.stats.problems import start_worker
 
 Facts = Mapping[str, Any]
 
@@ -126,9 +127,8 @@ def _show_subject(facts: Facts) -> Remedy:
 
 def _start_worker(facts: Facts) -> Remedy:
     if "queue" not in facts:
-        return Remedy("Copy the command", command="duetime worker")
-    command = shlex.join(["duetime", "worker", "--queues", str(facts["queue"])])
-    return Remedy("Copy the command", command=command)
+        return Remedy("Copy the command", command="duetime worker --app MODULE:APP")
+    return Remedy("Copy the command", command=start_worker(str(facts["queue"])))
 
 
 _REMEDIES: dict[str, Callable[[Facts], Remedy]] = {
