@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from duetime.domain.stats.timeline import Timeline, TimelineRow, TimelineRun
 from duetime.web.dashboard.charts import TimeAxis
 from duetime.web.dashboard.mending import find_remedy
+from duetime.web.dashboard.rendering import breakable, is_ahead
 from duetime.web.dashboard.schedules import draw_timeline, find_collisions, find_overlaps
 from duetime.web.dashboard.subjects import Dot, _place
 
@@ -117,3 +118,15 @@ def test_a_skipped_tick_can_be_run_and_a_reminder_that_is_not_due_cannot() -> No
     assert remedy.fields["start"] == "2026-03-08T02:00:00+00:00"
     assert find_remedy("not_due", {"subject": "game:1", "job": 7}) is None
     assert find_remedy(None, {}) is None
+
+
+def test_a_name_breaks_after_dots_and_underscores_only() -> None:
+    assert breakable("shop.count_stock") == "shop.<wbr>count_<wbr>stock"
+    assert breakable("<b>_x.") == "&lt;b&gt;_<wbr>x."
+
+
+def test_what_is_still_to_come_is_not_shown_as_a_failure() -> None:
+    assert is_ahead("not_due")
+    assert is_ahead("flow_waiting")
+    assert not is_ahead("queue_paused")
+    assert not is_ahead(None)

@@ -92,7 +92,7 @@ async def test_preview_what_a_move_would_supersede(app: Duetime, page: Page) -> 
 
     await page.get_by_role("button", name="Preview a move").click()
     await page.get_by_label("To (").fill(f"{due + timedelta(days=1):%Y-%m-%dT%H:%M}")
-    await page.get_by_role("button", name="Preview").click()
+    await page.get_by_role("button", name="Preview", exact=True).click()
 
     preview = page.locator("#move-preview")
     await expect(preview.get_by_text("Would be superseded")).to_be_visible()

@@ -74,7 +74,7 @@ _QUESTIONS = (
         ["armed"],
         ["not_computable", "past", "finished", "nothing_armed", "ended", "not_planned"],
     ),
-    Question("Does somebody take it?", ["wanted"], ["muted"]),
+    Question("Does a recipient accept it?", ["wanted"], ["muted"]),
     Question("Is it time to send it?", ["due"], ["not_due"]),
 )
 _PASSED = ("open", "up_to_date", "has_due", "rules_apply", "armed", "wanted")

@@ -55,6 +55,12 @@ STATES = {
 }
 """The shape of each state. A state is shown as its shape, its word and its colour."""
 
+AHEAD = frozenset({
+    "not_due", "time_ahead", "not_planned", "due", "in_line", "about_to_run", "running", "empty",
+    "flow_not_due", "flow_running", "flow_steps_running", "flow_sleeping", "flow_waiting",
+})  # fmt: skip
+"""Codes of failed checks that are no failure: what they ask for is still to come."""
+
 
 class Templates:
     """The templates of the dashboard."""
@@ -73,9 +79,11 @@ class Templates:
             "lines": lines,
             "number": number,
             "plain": plain,
+            "breakable": breakable,
             "pretty": pretty,
             "span": format_duration,
         }
+        self._environment.tests["ahead"] = is_ahead
         self._environment.globals |= {
             "state": state,
             "charts": charts,
@@ -246,6 +254,16 @@ def plain(value: Any, length: int = 200) -> str:
     text = "" if value is None else str(value)
     shown = escape_controls(" ".join(text[: 4 * length].split()))
     return shown if len(shown) <= length else shown[: length - 1] + "…"
+
+
+def breakable(name: str) -> Markup:
+    """A name that a narrow column breaks after a dot or an underscore, not within a word."""
+    return Markup(re.sub(r"([._:/])(?=\w)", r"\1<wbr>", str(escape(name))))
+
+
+def is_ahead(code: str | None) -> bool:
+    """Whether a check with this code failed only because what it asks for is still to come."""
+    return code in AHEAD
 
 
 def lines(text: str) -> str:
