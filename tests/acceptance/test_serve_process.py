@@ -20,9 +20,9 @@ pytestmark = pytest.mark.parametrize("backend", ["sqlite", "postgres15"], indire
 
 
 @contextmanager
-def serving(url: str) -> Iterator[subprocess.Popen[str]]:
+def serving(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [str(DUETIME), "serve", "--app", SHOP, "--port", "0"],
+        [str(DUETIME), "serve", "--app", SHOP, "--port", "0", *options],
         stderr=subprocess.PIPE,
         text=True,
         env=environment(url),
@@ -44,6 +44,19 @@ def test_a_signal_stops_the_service_without_an_error(
 ) -> None:
     with serving(backend.url) as process:
         process.send_signal(number)
+        _, told = process.communicate(timeout=STARTS)
+
+        assert process.returncode == 0
+    assert "Error" not in told
+
+
+@pytest.mark.parametrize("options", [(), ("--no-worker",)])
+def test_two_signals_stop_the_service_without_an_error(
+    backend: Backend, app: Duetime, options: tuple[str, ...]
+) -> None:
+    with serving(backend.url, *options) as process:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=STARTS)
 
         assert process.returncode == 0

@@ -65,6 +65,9 @@ async def serve(
             server_header=False,
             proxy_headers=bool(proxies),
             forwarded_allow_ips=list(proxies),
+            # The service has nothing to start or stop. After a second signal uvicorn would cancel
+            # the wait for that, and log a traceback.
+            lifespan="off",
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         server = _Server(config)
