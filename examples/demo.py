@@ -1,7 +1,7 @@
 """Duetime in less than a minute, on SQLite: `make demo`. `make demo STAY=1` keeps the dashboard up.
 
 Everything here happens: each line is read back from the database, and the demo fails if
-something did not come out as told.
+something turned out differently.
 """
 
 from __future__ import annotations

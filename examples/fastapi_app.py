@@ -37,7 +37,7 @@ class Order(Base):
     item: Mapped[str]
     status: Mapped[str] = mapped_column(default="placed")
 
-    def told(self) -> dict[str, str | int]:
+    def to_json(self) -> dict[str, str | int]:
         return {"id": self.id, "item": self.item, "status": self.status}
 
 
@@ -71,7 +71,7 @@ async def place_order(item: str) -> dict[str, str | int]:
         await confirm.using(tx=session).enqueue(order_id=order.id)
         if item == "unicorn":
             raise HTTPException(422, "Out of stock: neither the order nor its job is kept.")
-    return order.told()
+    return order.to_json()
 
 
 @api.get("/orders/{order_id}")
@@ -80,4 +80,4 @@ async def get_order(order_id: int) -> dict[str, str | int]:
         order = await session.get(Order, order_id)
     if order is None:
         raise HTTPException(404, "There is no such order.")
-    return order.told()
+    return order.to_json()

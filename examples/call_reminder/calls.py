@@ -98,10 +98,11 @@ async def tell(number: int) -> list[str]:
 
 @api.post("/call-status")
 async def call_status(id: Annotated[str, Body()], status: Annotated[str, Body()]) -> None:  # noqa: A002
-    """The provider tells what became of a call."""
-    told = RECEIPTS[status]
+    """The provider reports what became of a call."""
+    receipt = RECEIPTS[status]
     try:
-        await app.receipt(id, told, reason=status if told == "failed" else None, channel="phone")
+        reason = status if receipt == "failed" else None
+        await app.receipt(id, receipt, reason=reason, channel="phone")
     except DeliveryNotFound as error:
-        # Its answer to our request was lost, or is still on its way. It shall tell again.
+        # Its answer to our request was lost, or is still on its way: it has to report again.
         raise HTTPException(404, str(error)) from error

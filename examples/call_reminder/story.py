@@ -49,38 +49,38 @@ async def wait_for(url: str) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def book_and_watch(desk: httpx2.AsyncClient) -> None:
+async def book_and_watch(service: httpx2.AsyncClient) -> None:
     for number, (name, (phone, habit)) in enumerate(PEOPLE.items(), 1):
         # Two seconds more than a day ahead: the call of the day before is due in two seconds.
         at = datetime.now(UTC) + timedelta(days=1, seconds=2)
         body = {"name": name, "phone": phone, "at": at.isoformat()}
-        answer = await desk.put(f"/appointments/{number}", json=body)
+        answer = await service.put(f"/appointments/{number}", json=body)
         print(f"{name} {habit}: {answer.json()}", flush=True)
     for number in range(1, len(PEOPLE) + 1):
-        print("", *await wait_for_the_end(desk, number), sep="\n", flush=True)
+        print("", *await wait_for_the_end(service, number), sep="\n", flush=True)
 
 
-async def wait_for_the_end(desk: httpx2.AsyncClient, number: int) -> list[str]:
+async def wait_for_the_end(service: httpx2.AsyncClient, number: int) -> list[str]:
     """Return what became of an appointment's reminders, once that is known."""
     async with asyncio.timeout(30):
         while True:
-            told: list[str] = (await desk.get(f"/appointments/{number}")).json()
-            if all("It was delivered" in one or "sent by letter" in one for one in told):
-                return told
+            outcomes: list[str] = (await service.get(f"/appointments/{number}")).json()
+            if all("It was delivered" in one or "sent by letter" in one for one in outcomes):
+                return outcomes
             await asyncio.sleep(0.1)
 
 
 async def main() -> None:
-    provider, desk = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    provider, service = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     with ExitStack() as stack:
         stack.enter_context(process(str(HERE / "provider.py"), provider.rpartition(":")[2]))
         server = ("-m", "uvicorn", "calls:api", "--app-dir", str(HERE), "--log-level", "warning")
-        where = {"PROVIDER_URL": provider, "PUBLIC_URL": desk, "RETRY_BASE": "400ms"}
-        port = desk.rpartition(":")[2]
+        where = {"PROVIDER_URL": provider, "PUBLIC_URL": service, "RETRY_BASE": "400ms"}
+        port = service.rpartition(":")[2]
         stack.enter_context(process(*server, "--port", port, **(where | os.environ)))
         await wait_for(f"{provider}/calls")
-        await wait_for(f"{desk}/appointments/0")
-        async with httpx2.AsyncClient(base_url=desk) as client:
+        await wait_for(f"{service}/appointments/0")
+        async with httpx2.AsyncClient(base_url=service) as client:
             await book_and_watch(client)
         async with httpx2.AsyncClient(base_url=provider) as client:
             print("\nCalls that the provider made:")

@@ -21,7 +21,7 @@ async def declare_queue(connection: AbstractConnection) -> AbstractQueue:
     return queue
 
 
-def tell(event: AbstractIncomingMessage) -> None:
+def show(event: AbstractIncomingMessage) -> None:
     facts = json.loads(event.body)
     starts = datetime.fromisoformat(facts["due_at"])
     what = f"{event.routing_key} of {facts['subject']}, {facts['rule']}"
@@ -29,21 +29,21 @@ def tell(event: AbstractIncomingMessage) -> None:
 
 
 async def listen(most: float) -> None:
-    """Tell of each event, once, until there were `most`."""
+    """Print each event once, until there were `most`."""
     if BROKER is None:
         raise SystemExit("The bot needs a broker: set AMQP_URL.")
-    told: set[str | None] = set()  # A real bot keeps this in a table, with what it did.
+    seen: set[str | None] = set()  # A real bot keeps the ids in a table, with what it did.
     connection = await aio_pika.connect_robust(BROKER)
     async with connection:
         queue = await declare_queue(connection)
         async with queue.iterator() as events:
             async for event in events:
                 async with event.process():  # Acknowledged when the block has ended.
-                    # An event may come twice, if an answer was lost; then with the same id.
-                    if event.message_id not in told:
-                        tell(event)
-                        told.add(event.message_id)
-                if len(told) >= most:
+                    # If an answer was lost, an event arrives twice, with the same id.
+                    if event.message_id not in seen:
+                        show(event)
+                        seen.add(event.message_id)
+                if len(seen) >= most:
                     return
 
 

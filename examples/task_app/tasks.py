@@ -1,10 +1,10 @@
-"""Tasks with due dates, by HTTP. Who has one is reminded of it, a day before: `uvicorn tasks:api`.
+"""Tasks with due dates, over HTTP. Their assignees are reminded a day before: `uvicorn tasks:api`.
 
     curl -X POST localhost:8000/tasks --json '{"title": "Taxes", "due": "2026-05-31T12:00Z"}'
     curl localhost:8000/tasks/1/history
 
-The table is the application's own, and its endpoints know nothing of reminders: Duetime tracks the
-table. Whoever changes a row, be it here, in psql or in another language, changes its reminders in
+The table is the application's own, and its endpoints contain no code for reminders: Duetime
+tracks the table. A change of a row, here, in psql or in another language, changes its reminders in
 the same transaction.
 """
 

@@ -72,7 +72,7 @@ def test_game_scheduler_runs_without_a_broker(tmp_path: Path) -> None:
     lines, logged = tell("game_scheduler/story.py", database, tmp_path)
 
     assert logged == []
-    event = r"^\S+ : (\w+) \| .*\((\S+) of game:\d\) \[dtr_"
+    event = r"^\S+ (\w+) \| .*\((\S+) of game:\d\) \[dtr_"
     check_game_story(lines, event, {("Chess", "-1m"), ("Chess", "-58s"), ("Go", "-59s")})
     assert len(matching("was sent by console", lines)) == 3
 
@@ -113,7 +113,9 @@ def test_call_reminder_calls_everybody_once(backend: Backend, tmp_path: Path) ->
 
     told = dict(re.findall(r"to (\w+)\) (was sent .*)", "\n".join(lines)))
     for name in ("ann", "bob", "cleo", "dora"):
-        assert re.search(r"sent by phone at .* known as CA000\d\..* It was delivered", told[name])
+        assert re.search(
+            r"sent by phone at .* under the id CA000\d\..* It was delivered", told[name]
+        )
     assert "phone failed 2 times: the provider answered 503" in told["bob"]
     assert "no answer: ReadTimeout" in told["cleo"]
     assert "no answer: RemoteProtocolError" in told["dora"]
