@@ -59,6 +59,23 @@ async def test_enqueue_through_another_store_wakes(open_store: OpenStore, sleepe
     assert await reason_of(sleep) == "notified"
 
 
+async def test_enqueue_by_statements_wakes(store: Store, sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper)
+    await store.transact(store.enqueue_in([NewJob(task="noop")]))
+
+    assert await reason_of(sleep) == "notified"
+
+
+async def test_statements_that_enqueue_nothing_for_a_sleeper_do_not_wake_it(
+    store: Store, sleeper: Sleeper
+) -> None:
+    """A flow records its steps in this way: each would cost its worker two claims."""
+    sleep = await fall_asleep(sleeper)
+    await store.transact(store.enqueue_in([NewJob(task="noop", queue="another")]))
+
+    assert await stays_asleep(sleep, sleeper)
+
+
 async def test_enqueue_in_a_transaction_wakes_when_it_commits(
     store: Store, sleeper: Sleeper, hand: Hand
 ) -> None:

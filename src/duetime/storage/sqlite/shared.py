@@ -42,16 +42,14 @@ class Shared:
         with self._lock:
             self.sleepers = tuple(other for other in self.sleepers if other is not sleeper)
 
+    def in_random_order(self) -> list[SqliteSleeper]:
+        """The sleepers, to be woken: in a fixed order the first would get every single job."""
+        return sample(self.sleepers, len(self.sleepers))
+
     def wake(self, queues: Iterable[str]) -> None:
-        # In no fixed order: else the first would get every single job.
-        for sleeper in sample(self.sleepers, len(self.sleepers)):
+        for sleeper in self.in_random_order():
             if any(sleeper.awaits(queue) for queue in queues):
                 sleeper.wake()
-
-    def sync_cancelled(self, worker_id: int, jobs: Iterable[int]) -> None:
-        for sleeper in self.sleepers:
-            if sleeper.worker_id == worker_id:
-                sleeper.sync_cancelled(jobs)
 
     # Callers that wait for a job to finish
 

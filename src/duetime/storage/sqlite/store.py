@@ -289,16 +289,8 @@ class SqliteStore:
             return await self._thread.read(lambda tx: tx.drive(statements))
 
         def work(tx: Transaction) -> Any:
-            answer = tx.drive(statements)
-            # What was written may concern any sleeper: to check again costs them little.
-            for sleeper in self._shared.sleepers:
-                tx.queues |= sleeper.queues
-                cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
-                tx.cancelled[sleeper.worker_id] = [row[0] for row in cancelled]
-            if watched := self._shared.watched:
-                rows = tx.rows("finished_jobs", jobs=encode_ids(watched))
-                tx.finished += [row[0] for row in rows]
-            return answer
+            tx.concerns_anyone = True
+            return tx.drive(statements)
 
         return await self._thread.write(work)
 
@@ -428,8 +420,9 @@ class SqliteStore:
         )
 
     def _changed(self, tx: Transaction) -> None:
-        """Another connection has written: notify those affected. Runs on the thread."""
-        for sleeper in self._shared.sleepers:
+        """Something was written, perhaps by another connection: notify those affected. Runs on the
+        thread, after the commit."""
+        for sleeper in self._shared.in_random_order():
             cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
             sleeper.sync_cancelled(row[0] for row in cancelled)
             if queues := sorted(sleeper.queues):

@@ -36,12 +36,14 @@ _WRITTEN_SECONDS = 0.001
 _OWN_SECONDS = 0.004
 """The same after a write of our own: that of another process may have been reported with it."""
 _MAX_SLEEP_US = 600_000_000
+_UNKNOWN = -1
+"""Not a version that SQLite reports."""
 
 
 class Transaction:
     """Runs named statements; collects what is to be announced once it has committed."""
 
-    __slots__ = ("_sql", "cancelled", "connection", "finished", "now", "queues")
+    __slots__ = ("_sql", "concerns_anyone", "connection", "finished", "now", "queues")
 
     def __init__(self, connection: sqlite3.Connection, sql: Mapping[str, str], now: int) -> None:
         self.connection = connection
@@ -52,8 +54,8 @@ class Transaction:
         """Queues whose sleepers are to be woken."""
         self.finished: list[int] = []
         """Jobs that have finished, for those who wait for them."""
-        self.cancelled: dict[int, list[int]] = {}
-        """The cancelled jobs of each worker, by the worker, as they are after this transaction."""
+        self.concerns_anyone = False
+        """Whom it concerns is not known: each is checked after the commit."""
 
     def statement(self, name: str) -> str:
         return self._sql[name]
@@ -302,7 +304,7 @@ class StoreThread:
         self._written = time.monotonic()
         self._calls.forget_writes()
         self._pause = min(self._pause, _OWN_SECONDS)
-        self._announce(transaction)
+        self._announce(connection, transaction)
         return answer
 
     def _read(self, connection: sqlite3.Connection, read: Work[T]) -> T:
@@ -334,13 +336,14 @@ class StoreThread:
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(connection, self._sql, self._shared.now_us())
 
-    def _announce(self, transaction: Transaction) -> None:
-        for worker_id, jobs in transaction.cancelled.items():
-            self._shared.sync_cancelled(worker_id, jobs)
+    def _announce(self, connection: sqlite3.Connection, transaction: Transaction) -> None:
         if transaction.queues:
             self._shared.wake(transaction.queues)
         if transaction.finished:
             self._shared.notify_finished(transaction.finished)
+        if transaction.concerns_anyone:
+            self._version = _UNKNOWN
+            self._poll(connection)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         """Nothing to do: check for changes; checkpoint the log."""
@@ -365,7 +368,7 @@ class StoreThread:
         return time.monotonic() - self._polled > self._poll_seconds
 
     def _poll(self, connection: sqlite3.Connection) -> None:
-        """If another connection has written, notify those affected."""
+        """If something was written since the last poll, notify those affected."""
         self._polled = time.monotonic()
         if not self._shared.anyone:
             return
