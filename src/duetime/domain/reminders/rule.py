@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, time, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
@@ -40,7 +40,7 @@ Past = Literal["skip", "send_now"]
 Whose = Literal["subject", "recipient"]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """When a subject's reminder is due. A value: equal if it says the same. Made by `parse_rule`.
 
     `past`: what to do if its time is past when it is armed. `expires` bounds its start: so long
@@ -62,7 +62,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     escalate: timedelta | None = None
 
-    @property
+    # These are computed once: thousands of subjects share a rule.
+
+    @cached_property
     def id(self) -> str:
         """What makes it differ from a subject's other rules: times, whose wall clock, channels.
 
@@ -80,7 +82,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(blake2b(names, digest_size=4).hexdigest())
         return "~".join(parts)
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Its times, as `parse_rule` reads them back.
 
@@ -106,6 +108,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.expires, timedelta):
             return moment + self.expires
         return due if self.expires == "at_due" and moment < due else None
+
+    @cached_property
+    def encoded(self) -> msgspec.Raw:
+        """What `to_json` returns, as JSON text."""
+        return msgspec.Raw(msgspec.json.encode(self.to_json()))
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` and SQL read. Equal rules give equal JSON."""

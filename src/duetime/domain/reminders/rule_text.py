@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, cast
 
 from duetime.domain.duration import format_duration, parse_duration
@@ -61,6 +62,8 @@ def parse_rule(value: RuleLike) -> Rule:
     duetime.errors.InvalidInput: The rule '1h' has no sign. Write '-1h' for a time before the due \
 time, or '+1h' for a time after it.
     """
+    if isinstance(value, str):
+        return _parse_text(value)
     if isinstance(value, Rule):
         return check_rule(value)
     given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"rule": value}
@@ -84,6 +87,11 @@ time, or '+1h' for a time after it.
     if "escalate" in options:
         options["escalate"] = _read_span(options["escalate"], "escalate")
     return check_rule(Rule(**times, **options))
+
+
+@lru_cache(maxsize=1024)
+def _parse_text(text: str) -> Rule:
+    return parse_rule({"rule": text})
 
 
 def write_rule(rule: Rule) -> dict[str, Any]:

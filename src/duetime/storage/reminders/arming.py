@@ -308,7 +308,7 @@ def reminder_document(
     return {
         "subject_id": subject.id,
         "due_at": due,
-        "rule": armed.rule.to_json(),
+        "rule": armed.rule.encoded,
         "time": armed.time,
         "recipient": recipient,
         "revision": subject.revision,
@@ -330,7 +330,7 @@ def _other_options(
     armed anew it would be past."""
     return {
         "id": reminder_id,
-        "rule": armed.rule.to_json(),
+        "rule": armed.rule.encoded,
         "expired_at": before.expires_at(place[2], place[0]),
         "expires_at": armed.expires_at,
     }

@@ -31,7 +31,7 @@ def read_scope(row: Row) -> ScopeInfo:
 
 
 def scope_document(scope: ScopeInfo) -> dict[str, Any]:
-    rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
+    rules = None if scope.rules is None else [rule.encoded for rule in scope.rules]
     return {"ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked}
 
 
@@ -50,7 +50,7 @@ def subject_document(subject: Subject, change: int | None = None) -> dict[str, A
         "due_at": subject.due_at,
         "tz": subject.tz,
         "status": subject.status,
-        "rules": None if rules is None else [rule.to_json() for rule in rules],
+        "rules": None if rules is None else [rule.encoded for rule in rules],
         "data": subject.data,
         "recipients": list(subject.recipients),
         "repeats": subject.repeats and subject.repeats.to_json(),

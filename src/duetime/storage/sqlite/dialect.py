@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST = datetime(1, 1, 2, tzinfo=UTC)
 _LAST = datetime(9999, 12, 30, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_PLAIN = frozenset({str, int, bool, NoneType, msgspec.Raw})
+"""Types of most values in documents, which contain no time."""
 
 decode = msgspec.json.Decoder(list[Any]).decode
 
@@ -103,10 +106,13 @@ class SqliteDialect:
 
 
 def _with_us(value: Any) -> Any:
+    """The document with its times as microseconds."""
     if isinstance(value, datetime):
         return to_us(value)
     if isinstance(value, dict):
-        return {key: _with_us(item) for key, item in value.items()}
+        return {
+            key: item if type(item) in _PLAIN else _with_us(item) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_with_us(item) for item in value]
+        return [item if type(item) in _PLAIN else _with_us(item) for item in value]
     return value
