@@ -104,12 +104,8 @@ class Flow:
             queue = check_queue(kwargs.pop("on"))
             task = _task(function, "step(…, on=)")
             job = steps.new_job(task, args, kwargs, queue=queue)
-            return steps.run_jobs(
-                self._replay,
-                [(*self._replay.call("job", task.definition.name), job)],
-                task,
-                one=True,
-            )
+            call = self._replay.call(steps.kind_of_job(task), task.definition.name)
+            return steps.run_jobs(self._replay, [(*call, job)], task, one=True)
         called = step_function(function)
         return steps.call_step(
             self._replay, called, *self._replay.call("step", called.name), args, kwargs
@@ -151,10 +147,10 @@ class Flow:
         if on is not None:
             task, queue = _task(function, "map(…, on=)"), check_queue(on)
             made = [steps.new_job(task, (item,), {}, queue=queue) for item in items]
-            name = task.definition.name
+            kind, name = steps.kind_of_job(task), task.definition.name
             return steps.run_jobs(
                 self._replay,
-                [(*self._replay.call("job", name), job) for job in made],
+                [(*self._replay.call(kind, name), job) for job in made],
                 task,
                 one=False,
             )

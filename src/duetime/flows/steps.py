@@ -177,8 +177,7 @@ async def run_jobs(
             starts = []
             trace = current_trace()
             for seq, job in fresh:
-                kind: StepKind = "child" if task.definition.options.flow else "job"
-                waiting = replay.new_record(seq, kind, job.task, WAITING)
+                waiting = replay.new_record(seq, kind_of_job(task), job.task, WAITING)
                 waiting.batch = batch
                 key = step_key(replay.run_id, seq)
                 starts.append((waiting, replace(job, key=key, trace=trace)))
@@ -314,6 +313,11 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
             )
     await replay.recorder.record(replay.ctx, [done])
     return wait
+
+
+def kind_of_job(task: Any) -> StepKind:
+    """How a call is recorded that has a job do a step."""
+    return "child" if task.definition.options.flow else "job"
 
 
 def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any) -> NewJob:

@@ -62,6 +62,27 @@ async def test_a_step_on_a_queue_runs_as_a_job_there(app: Duetime) -> None:
     assert queues == ["gpu"] * 4
 
 
+async def test_a_flow_on_a_queue_runs_as_a_child_there(app: Duetime) -> None:
+    @app.flow(name="page")
+    async def render(flow: Flow, page: int) -> str:
+        await flow.sleep("10ms")
+        return f"page {page}"
+
+    @app.flow(name="book")
+    async def book(flow: Flow) -> list[str]:
+        first = await flow.step(render, 1, on="gpu")
+        return [first, *await flow.map(render, [2, 3], on="gpu")]
+
+    async with app.worker(queues=["default", "gpu"]):
+        run = await book.start()
+        assert await run.result() == ["page 1", "page 2", "page 3"]
+
+    for step in await run.steps():
+        assert (step.kind, step.name) == ("child", "page")
+        assert step.job_id is not None
+        assert (await app.jobs.get(step.job_id)).queue == "gpu"
+
+
 async def test_the_run_is_not_held_while_its_jobs_run(app: Duetime) -> None:
     @app.task(name="slow")
     async def slow() -> int:
