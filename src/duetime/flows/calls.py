@@ -42,6 +42,11 @@ def current_step() -> Step:
     return _step.get()
 
 
+def running_step() -> Step | None:
+    """The step as which the current code runs, if it does."""
+    return _step.get(None)
+
+
 class StepFunction:
     """A function that a step calls."""
 

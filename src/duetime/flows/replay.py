@@ -33,7 +33,7 @@ from duetime.engine.executor import (
     is_retryable,
 )
 from duetime.errors import ClaimLost, FlowChanged, SignalTimeout, StepFailed, TransientError
-from duetime.flows.calls import StepFunction
+from duetime.flows.calls import StepFunction, running_step
 from duetime.flows.recorder import Recorder
 
 COMPLETED = StepState.COMPLETED.value
@@ -226,6 +226,13 @@ class Replay:
     def branch(self) -> Branch:
         """The branch that makes a call. A task that was made by other means than `gather` becomes
         one when it makes its first call."""
+        step = running_step()
+        if step is not None and step.run_id == self.run_id:
+            # Another attempt would make it again.
+            raise Discard(
+                "A step cannot make calls of its flow: a replay would not make them again. Make "
+                "them in the flow's own function."
+            )
         task = asyncio.current_task()
         branch = self._current()
         if branch.task is not task:
