@@ -42,11 +42,20 @@ class FlowDefinition(NamedTuple):
     async def call(self, replay: Replay, args: dict[str, Any]) -> Any:
         if replay.is_early and not replay.only_replays:
             raise Suspended
+        value, error = None, None
         try:
-            return await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
-        except BaseExceptionGroup as group:
-            error = find_decisive([group]) or group
-        raise error
+            value = await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
+        except BaseException as raised:
+            if is_cancelled(raised):
+                raise
+            error = find_decisive([raised]) or raised
+        if replay.interruption is not None:
+            # Whatever the function has made of it.
+            error = replay.interruption
+        await replay.settle()
+        if error is not None:
+            raise error
+        return value
 
 
 def flow_handler(app: Duetime, definition: FlowDefinition) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from duetime.domain.duration import Duration, parse_duration, parse_positive_dur
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.retry import check_max_attempts
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.errors import FlowChanged, InvalidInput
+from duetime.errors import InvalidInput
 from duetime.flows import steps
 from duetime.flows.calls import step_function
 from duetime.flows.replay import (
@@ -23,7 +23,6 @@ from duetime.flows.replay import (
     Branch,
     Compensation,
     Replay,
-    Suspended,
     current_branch,
 )
 
@@ -191,8 +190,8 @@ class Flow:
     def on_failure(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Register what undoes the step before: it runs if the flow fails or is cancelled, in
         reverse order, and is retried as a step is."""
-        if self._replay.suspending:
-            raise Suspended
+        if self._replay.interruption is not None:
+            raise self._replay.interruption
         called = step_function(function)
         name = called.name
         if self._replay.is_cut_off():
@@ -200,7 +199,7 @@ class Flow:
         seq, record = self._replay.next_compensation()
         if record is not None and record.name != name:
             recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
-            raise FlowChanged(self._replay.run_id, seq=seq, recorded=recorded, called=now)
+            raise self._replay.changed(seq, recorded, now)
         self._replay.compensations.append(Compensation(seq, called, args, kwargs))
         if record is None:
             self._replay.record_later(

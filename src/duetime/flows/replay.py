@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -32,7 +33,13 @@ from duetime.engine.executor import (
     is_cancelled,
     is_retryable,
 )
-from duetime.errors import ClaimLost, FlowChanged, SignalTimeout, StepFailed, TransientError
+from duetime.errors import (
+    ClaimLost,
+    FlowChanged,
+    SignalTimeout,
+    StepFailed,
+    TransientError,
+)
 from duetime.flows.calls import StepFunction, running_step
 from duetime.flows.recorder import Recorder
 
@@ -180,6 +187,9 @@ class Replay:
         self.limit: asyncio.Timeout | None = None
         """What cancels the function when its time is up."""
         self.suspending = False
+        self.interruption: BaseException | None = None
+        """What ends this activation, though not the run. The function cannot handle it: every later
+        call raises it again, and so does the end of the function."""
         self._failed_calls: dict[int, Progress] = {}
         """The calls that raised an error of theirs, and how far the function had got on then."""
         self.unrecorded: dict[int, NewRecord] = {}
@@ -205,20 +215,15 @@ class Replay:
 
     def call(self, kind: StepKind, name: str) -> tuple[int, StepRecord | None]:
         """Take the next number, and what is recorded under it."""
-        if self.suspending:
-            raise Suspended
+        if self.interruption is not None:
+            raise self.interruption
         here = self.branch()
         seq, record = self._next(here)
         while record is not None and record.kind == "version" and kind != "version":
             # Code that no longer asks for a version is newer than it.
             seq, record = self._next(here)
         if record is not None and (record.kind, record.name) != (kind, name):
-            raise FlowChanged(
-                self.run_id,
-                seq=seq,
-                recorded=f"{record.kind} {record.name!r}",
-                called=f"{kind} {name!r}",
-            )
+            raise self.changed(seq, f"{record.kind} {record.name!r}", f"{kind} {name!r}")
         if record is not None and _is_stopped(record):
             record = None
         return seq, record
@@ -522,6 +527,9 @@ class Replay:
         except asyncio.CancelledError:
             self.unrecorded = {record.seq: record for record in records} | self.unrecorded
             raise
+        except Exception as error:
+            self.interrupt(error)
+            raise
 
     def is_stopped_by(self, error: BaseException) -> bool:
         """Whether the function is cancelled because the run is, or because its time is up; or one
@@ -594,12 +602,26 @@ class Replay:
 
     # Suspension
 
+    def interrupt(self, error: BaseException) -> None:
+        """End this activation with an error that says nothing of the call that raises it: the same
+        call may return in the next activation."""
+        if self.interruption is None:
+            self.interruption = error
+
+    def changed(self, seq: int, recorded: str, called: str) -> FlowChanged:
+        """The code makes another call than the one that is recorded. Returns the error to raise."""
+        error = FlowChanged(self.run_id, seq=seq, recorded=recorded, called=called)
+        self.interrupt(error)
+        return error
+
     def start(self) -> None:
-        if self.suspending:
-            raise Suspended
+        if self.interruption is not None:
+            raise self.interruption
         if not self.ctx.holds_lease():
             # The process stood still: another worker may have done meanwhile what comes next.
-            raise ClaimLost(self.ctx.id, self.ctx.token)
+            error = ClaimLost(self.ctx.id, self.ctx.token)
+            self.interrupt(error)
+            raise error
         self._active += 1
 
     def stop(self) -> None:
@@ -613,10 +635,22 @@ class Replay:
         """The calls that wait, of which none can go on."""
         return [seq for calls in self._blocked.values() for seq in calls]
 
+    async def settle(self) -> None:
+        """The function has ended: wait until the calls that it left behind have, too. They would
+        run again beside themselves if the run went on without them."""
+        if self.suspending or not (self._active or self._blocked):
+            return
+        rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._blocked[rest] = ()
+        if not self._active:
+            self._watch()
+        with suppress(Suspended):
+            await rest
+
     async def block(self, *calls: int) -> None:
         """Wait for something outside of this process: the run goes on in another activation."""
-        if self.suspending:
-            raise Suspended
+        if self.interruption is not None:
+            raise self.interruption
         if self._active and self.unrecorded:
             # Other branches still run: the wait begins now, not when they are done.
             self.start()
@@ -657,6 +691,7 @@ class Replay:
             self._check(0, -1)
             return
         self.suspending = True
+        self.interrupt(Suspended())
         for future in self._blocked:
             if not future.done():
                 future.set_exception(Suspended())

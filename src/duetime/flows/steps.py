@@ -81,7 +81,8 @@ async def call_step(
                     step = _make_step(replay, seq, attempt)
                     value = await result_of(called.call(args, kwargs, step))
                 output = _encode(name, value)
-            except _PASSED_ON:
+            except _PASSED_ON as error:
+                replay.interrupt(error)
                 raise
             except BaseException as error:
                 if is_cancelled(error):
@@ -137,7 +138,8 @@ async def call_in_transaction(
             done.output = None if output is None else msgspec.Raw(output.encode())
             done.finished = replay.ctx.elapsed_us
         return _decode(called.decoder, output)
-    except _PASSED_ON:
+    except _PASSED_ON as error:
+        replay.interrupt(error)
         raise
     except BaseException as error:
         if replay.is_stopped_by(error):
@@ -184,6 +186,9 @@ async def run_jobs(
             if replay.unrecorded:
                 await replay.write()
             await replay.recorder.start_jobs(replay.ctx, starts)
+        except Exception as error:
+            replay.interrupt(error)
+            raise
         finally:
             replay.stop()
     if waiting_for := [seq for seq, record, _ in calls if record is None or not is_over(record)]:
