@@ -107,6 +107,28 @@ async def test_an_outage_in_a_step_is_not_an_error_that_the_function_handles(
     assert calls == ["charge", "charge"]
 
 
+async def test_an_outage_in_a_task_of_the_function_uses_up_none_of_its_attempts(
+    app: Duetime,
+) -> None:
+    began = 0
+
+    @app.flow(name="checks", retry=Constant("1ms", max_attempts=1))
+    async def checks(flow: Flow) -> int:
+        async def check() -> None:
+            nonlocal began
+            began += 1
+            if began == 1:
+                raise DatabaseUnreachable("the server is restarting")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(check())
+        return began
+
+    async with app.worker():
+        run = await checks.start()
+        assert await run.result() == 2
+
+
 async def test_a_change_of_the_code_is_not_an_error_that_the_function_handles(
     app: Duetime,
 ) -> None:
