@@ -5,16 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from datetime import timedelta
+from random import Random
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from duetime.domain.jobs.outcome import Completed, Outcome
+from duetime.domain.jobs.outcome import Completed, Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.domain.jobs.task import TaskDefinition, result_type
+from duetime.engine.executor import delay_of_retry, is_retryable
 from duetime.engine.threads import call_in_thread
 from duetime.errors import InvalidInput
+
+Policy = tuple[RetryPolicy, tuple[type[BaseException], ...]]
+"""When something is tried again, and after which errors."""
+RANDOM = Random()
+"""One for all runs: to seed one costs 17 µs."""
 
 _known: WeakKeyDictionary[Any, StepFunction] = WeakKeyDictionary()
 
@@ -72,7 +80,7 @@ class StepFunction:
         self.decoder = _decoder(_hints(plain))
 
     @property
-    def retry(self) -> tuple[RetryPolicy, tuple[type[BaseException], ...]] | None:
+    def retry(self) -> Policy | None:
         """The task's own policy, if it is a task."""
         if self.task is None:
             return None
@@ -118,6 +126,22 @@ async def result_of(call: Awaitable[Any]) -> Any:
     if isinstance(value, Outcome):
         raise value
     return value
+
+
+def retry_after(given: Policy, attempt: int, error: BaseException) -> timedelta | None:
+    """How long to wait before the next attempt, or None if it is not tried again. Raises
+    `RetryPolicyFailed`."""
+    policy, retry_on = given
+    if isinstance(error, Snooze):
+        return error.after
+    if isinstance(error, Discard) or attempt >= policy.max_attempts:
+        return None
+    if isinstance(error, Retry):
+        if error.after is not None:
+            return error.after
+    elif isinstance(error, Outcome) or not is_retryable(error, retry_on):
+        return None
+    return delay_of_retry(policy, attempt, error, RANDOM)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from duetime.errors import (
     StepFailed,
     TransientError,
 )
-from duetime.flows.calls import result_of
+from duetime.flows.calls import Policy, result_of
 from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
-from duetime.flows.replay import Policy, Replay, Suspended, errors_in, find_decisive
+from duetime.flows.replay import Replay
 from duetime.flows.steps import undo
+from duetime.flows.unwinding import Suspended, errors_in, find_decisive
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -40,7 +41,7 @@ class FlowDefinition(NamedTuple):
     timeout: timedelta | None
 
     async def call(self, replay: Replay, args: dict[str, Any]) -> Any:
-        if replay.is_early and not replay.only_replays:
+        if replay.is_early and not replay.turns.only_replays:
             raise Suspended
         value, error = None, None
         try:
@@ -49,10 +50,10 @@ class FlowDefinition(NamedTuple):
             if is_cancelled(raised):
                 raise
             error = find_decisive([raised]) or raised
-        if replay.interruption is not None:
+        if replay.activity.interruption is not None:
             # Whatever the function has made of it.
-            error = replay.interruption
-        await replay.settle()
+            error = replay.activity.interruption
+        await replay.activity.settle()
         if error is not None:
             raise error
         return value
@@ -92,13 +93,13 @@ async def advance_run(
             has_ended, value = await _activate(definition, replay, args, deadline)
         except asyncio.CancelledError as error:
             if is_cancelled(error) and ctx.cancel_requested:
-                await replay.register_compensations()
+                await replay.record_compensations()
             raise
         if has_ended or ctx.suspended:
             return value
         if ctx.cancel_requested:
             # The function has suppressed its cancellation, which is not raised again.
-            await replay.register_compensations()
+            await replay.record_compensations()
             ctx.check()
         loaded = None
 
@@ -140,13 +141,13 @@ async def _activate(
                 raise
             raise failure from error
     pause = Pause(
-        replay.take_unrecorded(),
+        replay.journal.take(),
         Suspension(
             run=ctx.id,
             token=ctx.token,
             started=ctx.started_us,
             finished=ctx.elapsed_us,
-            waits=replay.waits,
+            waits=replay.activity.waits,
             deadline=deadline,
         ),
     )
@@ -176,7 +177,7 @@ async def _call_in_time(
         raise late
     try:
         async with asyncio.timeout(left) as limit:
-            replay.limit = limit
+            replay.cancellation.limit = limit
             value = await definition.call(replay, args)
             if limit.expired():
                 # A cancellation that came while the last call was recorded is raised now.
@@ -217,7 +218,7 @@ async def undo_run(
 async def _only_replay(definition: FlowDefinition, replay: Replay, args: dict[str, Any]) -> None:
     """Call the function for the compensations that it registers, up to the first call that is not
     recorded."""
-    replay.replay_only()
+    replay.turns.replay_only()
     try:
         await definition.call(replay, args)
     except FlowChanged:

@@ -15,16 +15,10 @@ from duetime.domain.jobs.retry import check_max_attempts
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput
 from duetime.flows import steps
-from duetime.flows.calls import step_function
-from duetime.flows.replay import (
-    COMPLETED,
-    RANDOM,
-    REGISTERED,
-    Branch,
-    Compensation,
-    Replay,
-    current_branch,
-)
+from duetime.flows.branches import Branch, current_branch
+from duetime.flows.calls import RANDOM, step_function
+from duetime.flows.journal import COMPLETED
+from duetime.flows.replay import Replay
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -190,21 +184,7 @@ class Flow:
     def on_failure(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Register what undoes the step before: it runs if the flow fails or is cancelled, in
         reverse order, and is retried as a step is."""
-        if self._replay.interruption is not None:
-            raise self._replay.interruption
-        called = step_function(function)
-        name = called.name
-        if self._replay.is_cut_off():
-            return
-        seq, record = self._replay.next_compensation()
-        if record is not None and record.name != name:
-            recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
-            raise self._replay.changed(seq, recorded, now)
-        self._replay.compensations.append(Compensation(seq, called, args, kwargs))
-        if record is None:
-            self._replay.record_later(
-                self._replay.new_record(seq, "compensation", name, REGISTERED)
-            )
+        self._replay.register(step_function(function), args, kwargs)
 
     @overload
     def gather(self, one: Awaitable[A], /) -> Awaitable[tuple[A]]: ...
@@ -227,7 +207,7 @@ class Flow:
         Coroutines that make several calls of the flow are branches, which run side by side too.
         """
         here = self._replay.branch()
-        return steps.gather([in_branch(here.gather(), call) for call in calls])
+        return steps.gather([_in_branch(self._replay, here.gather(), call) for call in calls])
 
     # Waits
 
@@ -304,22 +284,24 @@ class Flow:
         here for the first time, False for those that had passed before the code was there."""
         check_name(name, what="version's name")
         here = self._replay.branch()
-        record = self._replay.records.get(self._replay.number(here, here.calls + 1))
+        record = self._replay.records.get(self._replay.numbers.of_call(here, here.calls + 1))
         if record is None:
-            if self._replay.has_passed(here):
+            if self._replay.numbers.has_passed(here):
                 return False
         elif (record.kind, record.name) != ("version", name):
             return False
         seq, record = self._replay.call("version", name)
         await self._replay.in_turn(record)
         if record is None:
-            await self._replay.record(self._replay.new_record(seq, "version", name, COMPLETED))
+            await self._replay.record(
+                self._replay.journal.new_record(seq, "version", name, COMPLETED)
+            )
         return True
 
 
-async def in_branch(branch: Branch, call: Awaitable[Any]) -> Any:
+async def _in_branch(replay: Replay, branch: Branch, call: Awaitable[Any]) -> Any:
     branch.task = asyncio.current_task()
-    branch.replay.moves += 1
+    replay.activity.moves += 1
     current_branch.set(branch)
     return await call
 

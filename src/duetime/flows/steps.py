@@ -23,19 +23,10 @@ from duetime.engine.executor import (
     write_json,
 )
 from duetime.errors import ClaimLost, InvalidInput, SignalTimeout, StepFailed, TransientError
-from duetime.flows.calls import Step, StepFunction, result_of
-from duetime.flows.replay import (
-    COMPLETED,
-    FAILED,
-    RETRYING,
-    WAITING,
-    Compensation,
-    Replay,
-    Replayed,
-    Suspended,
-    find_decisive,
-    is_over,
-)
+from duetime.flows.calls import Step, StepFunction, result_of, retry_after
+from duetime.flows.journal import COMPLETED, FAILED, RETRYING, WAITING
+from duetime.flows.replay import Compensation, Replay
+from duetime.flows.unwinding import Replayed, Suspended, find_decisive
 from duetime.telemetry.events import log_event
 from duetime.telemetry.traces import current_trace, trace_step
 
@@ -70,9 +61,9 @@ async def call_step(
         if record.state == RETRYING and not record.is_due:
             await replay.block(seq)
     name = called.name
-    replay.start()
+    replay.activity.start()
     try:
-        await replay.record_compensations()
+        await replay.journal.write_compensations()
         while True:
             attempt += 1
             started = replay.ctx.elapsed_us
@@ -82,7 +73,7 @@ async def call_step(
                     value = await result_of(called.call(args, kwargs, step))
                 output = _encode(name, value)
             except _PASSED_ON as error:
-                replay.interrupt(error)
+                replay.activity.interrupt(error)
                 raise
             except BaseException as error:
                 if is_cancelled(error):
@@ -90,20 +81,26 @@ async def call_step(
                 wait, failure = _plan_retry(replay, called, attempt, error)
                 attempt -= isinstance(error, Snooze)
                 if wait is None:
-                    await replay.record(replay.failed_record(seq, name, attempt, failure, started))
+                    await replay.record(
+                        replay.journal.failed_record(seq, name, attempt, failure, started)
+                    )
                     raise _failed_as(replay, name, seq, failure) from error
                 if wait > _IN_PLACE:
-                    failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
-                    replay.record_later(failed)
+                    failed = replay.journal.failed_record(
+                        seq, name, attempt, error, started, wait=wait
+                    )
+                    replay.journal.add(failed)
                     break
                 await asyncio.sleep(wait.total_seconds())
             else:
                 await replay.record(
-                    replay.new_record(seq, "step", name, COMPLETED, output, attempt, started)
+                    replay.journal.new_record(
+                        seq, "step", name, COMPLETED, output, attempt, started
+                    )
                 )
                 return _decode(called.decoder, output)
     finally:
-        replay.stop()
+        replay.activity.stop()
     return await replay.block(seq)
 
 
@@ -125,11 +122,11 @@ async def call_in_transaction(
     if record is not None and not record.is_due:
         await replay.block(seq)
     attempt = 1 if record is None else record.attempt + 1
-    replay.start()
+    replay.activity.start()
     started = replay.ctx.elapsed_us
-    done = replay.new_record(seq, "transaction", name, COMPLETED, None, attempt, started)
+    done = replay.journal.new_record(seq, "transaction", name, COMPLETED, None, attempt, started)
     try:
-        await replay.record_compensations()
+        await replay.journal.write_compensations()
         async with replay.recorder.transaction(replay.ctx, done) as connection:
             with trace_step(name, seq=seq, attempt=attempt):
                 step = _make_step(replay, seq, attempt)
@@ -139,27 +136,27 @@ async def call_in_transaction(
             done.finished = replay.ctx.elapsed_us
         return _decode(called.decoder, output)
     except _PASSED_ON as error:
-        replay.interrupt(error)
+        replay.activity.interrupt(error)
         raise
     except BaseException as error:
         if replay.is_stopped_by(error):
             # It may have been committed all the same.
             written = (await replay.recorder.load(replay.run_id)).steps.get(seq)
             if written is not None and written.state == COMPLETED:
-                replay.cancel_next()
+                replay.cancellation.postpone()
                 return _decode(called.decoder, written.output)
         if is_cancelled(error):
             raise
         wait, failure = _plan_retry(replay, called, attempt, error)
         attempt -= isinstance(error, Snooze)
-        failed = replay.failed_record(seq, name, attempt, failure, started, wait=wait)
+        failed = replay.journal.failed_record(seq, name, attempt, failure, started, wait=wait)
         failed.kind = "transaction"
         if wait is None:
             await replay.record(failed)
             raise _failed_as(replay, name, seq, failure) from error
-        replay.record_later(failed)
+        replay.journal.add(failed)
     finally:
-        replay.stop()
+        replay.activity.stop()
     return await replay.block(seq)
 
 
@@ -174,24 +171,24 @@ async def run_jobs(
     await replay.in_turn(*(record for _, record, _ in calls))
     batch = None if one or not calls else calls[0][0]
     if fresh := [(seq, job) for seq, record, job in calls if record is None]:
-        replay.start()
+        replay.activity.start()
         try:
             starts = []
             trace = current_trace()
             for seq, job in fresh:
-                waiting = replay.new_record(seq, kind_of_job(task), job.task, WAITING)
+                waiting = replay.journal.new_record(seq, kind_of_job(task), job.task, WAITING)
                 waiting.batch = batch
                 key = step_key(replay.run_id, seq)
                 starts.append((waiting, replace(job, key=key, trace=trace)))
-            if replay.unrecorded:
-                await replay.write()
+            if replay.journal.unwritten:
+                await replay.journal.write()
             await replay.recorder.start_jobs(replay.ctx, starts)
         except Exception as error:
-            replay.interrupt(error)
+            replay.activity.interrupt(error)
             raise
         finally:
-            replay.stop()
-    if waiting_for := [seq for seq, record, _ in calls if record is None or not is_over(record)]:
+            replay.activity.stop()
+    if waiting_for := [seq for seq, record, _ in calls if record is None or not record.is_over]:
         await replay.block(*waiting_for)
     records = [record for _, record, _ in calls if record is not None]
     # A retry makes all of them again, not just the one that is raised.
@@ -231,10 +228,10 @@ async def sleep(replay: Replay, seq: int, record: StepRecord | None, wait: timed
     await replay.in_turn(record)
     if record is not None and (record.state == COMPLETED or record.is_due):
         if record.state != COMPLETED:
-            replay.record_later(replay.new_record(seq, "sleep", "sleep", COMPLETED))
+            replay.journal.add(replay.journal.new_record(seq, "sleep", "sleep", COMPLETED))
         return
     if record is None:
-        replay.record_later(replay.new_record(seq, "sleep", "sleep", WAITING, wait=wait))
+        replay.journal.add(replay.journal.new_record(seq, "sleep", "sleep", WAITING, wait=wait))
     await replay.block(seq)
 
 
@@ -252,19 +249,19 @@ async def wait_for_signal(
         signal = next((signal for signal in replay.signals if signal.name == name), None)
         if signal is not None:
             replay.signals.remove(signal)
-            taken = replay.new_record(seq, "signal", name, COMPLETED, signal.data)
+            taken = replay.journal.new_record(seq, "signal", name, COMPLETED, signal.data)
             taken.signal = signal.id
-            await replay.record_active(taken)
+            await replay.record_value(taken)
             return None if signal.data is None else msgspec.json.decode(signal.data)
         if record is None or not record.is_due:
             if record is None:
-                waiting = replay.new_record(seq, "signal", name, WAITING, wait=wait)
+                waiting = replay.journal.new_record(seq, "signal", name, WAITING, wait=wait)
                 waiting.correlation = correlation
-                replay.record_later(waiting)
+                replay.journal.add(waiting)
             await replay.block(seq)
-        late = replay.new_record(seq, "signal", name, COMPLETED)
+        late = replay.journal.new_record(seq, "signal", name, COMPLETED)
         late.code = _TIMED_OUT
-        await replay.record_active(late)
+        await replay.record_value(late)
     elif record.error_code != _TIMED_OUT:
         return _decode(None, record.output)
     if default is NO_DEFAULT:
@@ -279,7 +276,7 @@ async def record_value(replay: Replay, kind: StepKind, make: Callable[[], T], ty
     if record is not None:
         return msgspec.json.decode(record.output or "null", type=type_)
     output = msgspec.json.encode(make()).decode()
-    await replay.record_active(replay.new_record(seq, kind, kind, COMPLETED, output))
+    await replay.record_value(replay.journal.new_record(seq, kind, kind, COMPLETED, output))
     return msgspec.json.decode(output, type=type_)
 
 
@@ -293,7 +290,9 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
     started, name, wait = replay.ctx.elapsed_us, called.name, None
     try:
         await result_of(called.call(args, kwargs, _make_step(replay, seq, attempt)))
-        done = replay.new_record(seq, "compensation", name, COMPLETED, None, attempt, started)
+        done = replay.journal.new_record(
+            seq, "compensation", name, COMPLETED, None, attempt, started
+        )
     except _PASSED_ON:
         raise
     except BaseException as error:
@@ -301,7 +300,7 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
             raise
         wait, failure = _plan_retry(replay, called, attempt, error)
         attempt -= isinstance(error, Snooze)
-        done = replay.failed_record(seq, name, attempt, failure, started, wait=wait)
+        done = replay.journal.failed_record(seq, name, attempt, failure, started, wait=wait)
         done.kind = "compensation"
         if wait is None:
             log_event(
@@ -336,7 +335,7 @@ def _plan_retry(
     """How long to wait before the next attempt, or None if it is not tried again; and the error to
     record."""
     try:
-        return replay.retry_after(called.retry or replay.policy, attempt, error), error
+        return retry_after(called.retry or replay.policy, attempt, error), error
     except RetryPolicyFailed as failed:
         return None, failed
 

@@ -37,6 +37,12 @@ BRANCH_CALLS = 1_000_000
 """Calls in branches are numbered from here, in the order in which they were first made."""
 
 
+_ENDED = frozenset({StepState.COMPLETED.value, StepState.FAILED.value, StepState.SKIPPED.value})
+
+RUN_ENDED = "run_ended"
+"""The reason for which the jobs are cancelled that a run waits for when it ends."""
+
+
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
     """What a run has recorded of one of its calls, as a replay needs it."""
 
@@ -55,6 +61,31 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     """Of a call in a branch: where it is made, such as `2.1:3`. Its number depends on when. It ends
     in `*` if the branch was not made by `flow.gather`."""
 
+    @property
+    def has_ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call returns or raises when it is replayed."""
+        return self.has_ended or (self.kind == "sleep" and self.is_due)
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether the call raises an error when it is replayed; or returns a default in its
+        place."""
+        return self.error_code is not None and self.has_ended
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the job of the call was cancelled because the run had ended. The run never
+        received that, and if it is retried, the job has to start again."""
+        return (
+            self.error_code == RUN_ENDED
+            and self.state == StepState.FAILED
+            and self.job_id is not None
+        )
+
 
 class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
     """A signal that no wait has taken yet."""
@@ -62,10 +93,6 @@ class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
     id: int
     name: str
     data: str | None
-
-
-RUN_ENDED = "run_ended"
-"""The reason for which the jobs are cancelled that a run waits for when it ends."""
 
 
 class LoadedRun(msgspec.Struct, gc=False):
