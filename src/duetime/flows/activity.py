@@ -21,9 +21,9 @@ _IDLE_TURNS_OF_BRANCHES = 12
 class Activity:
     """The calls of an activation that run, and those that wait for something outside of it.
 
-    A function does not say that it waits; it just makes no more calls. So while calls wait, the
-    event loop is watched: once none runs, and none has begun or ended for some turns of the loop,
-    the run is suspended. If calls return in turn, the next one does so then.
+    A function does not say that it waits; it just makes no more calls. So while calls wait, the run
+    is watched: once no call runs, and none has begun or ended for some turns of the event loop, the
+    run is suspended. If recorded calls wait for their turn, the next of them returns instead.
     """
 
     def __init__(self, ctx: Context, main: Branch, turns: Turns) -> None:
@@ -32,8 +32,8 @@ class Activity:
         self._turns = turns
         self._running = 0
         self.moves = 0
-        """Counts the calls and branches that began, and the calls that ended: whether the function
-        gets on."""
+        """Counts the calls and branches that began, and the calls that ended: it changes as long as
+        the function makes progress."""
         self._waiting: dict[asyncio.Future[None], tuple[int, ...]] = {}
         """What ends the wait of a branch, and the calls that it waits for."""
         self._is_watched = False
@@ -108,8 +108,8 @@ class Activity:
             self.stop()
 
     async def settle(self) -> None:
-        """The function has ended: wait until the calls that it left behind have, too. They would
-        run again beside themselves if the run went on without them."""
+        """The function has ended: wait until the calls that it left running have ended, too. If the
+        run went on without them, they would be made a second time while the first is under way."""
         if not self._is_suspended and (self._running or self._waiting):
             with suppress(Suspended):
                 await self.wait()
@@ -117,7 +117,7 @@ class Activity:
     # When nothing goes on
 
     def _watch(self) -> None:
-        """Have the run go on, or be suspended, once nothing of it begins or ends for a while."""
+        """Let the next call return, or suspend the run, once nothing begins or ends for a while."""
         if not self._is_watched:
             self._is_watched = True
             self._check(0, -1)

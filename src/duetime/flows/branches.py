@@ -16,7 +16,7 @@ _IN_TASK = "*"
 class Branch:
     """An asyncio task that makes calls of a flow, one after the other.
 
-    How fast branches get on differs from one activation to the next, so each counts its own calls.
+    Which branch is ahead differs from one activation to the next, so each counts its own calls.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class CallNumbers:
         return False
 
     def since(self, progress: Progress) -> set[int]:
-        """The calls that these branches have made since they had got so far, and the calls in the
+        """The calls that these branches have made since this progress, and the calls in the
         branches that they have made by `gather` since."""
         places = [
             f"{branch.path}:{call}"

@@ -7,10 +7,10 @@ from duetime.flows.branches import Branch, CallNumbers, Progress
 
 
 class FailedCalls:
-    """The calls that raised an error of theirs in this activation.
+    """The calls that raised `StepFailed` or `SignalTimeout` in this activation.
 
-    A retry forgets those whose errors ended the run, and keeps those whose errors the function has
-    handled.
+    A retry of the run forgets those whose errors ended the run, and keeps those whose errors the
+    function has handled.
     """
 
     def __init__(self, numbers: CallNumbers) -> None:
