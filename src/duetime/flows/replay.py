@@ -146,6 +146,8 @@ class Replay:
     async def in_turn(self, *records: StepRecord | None) -> None:
         """Wait until a call with these records may return, raise or begin. Raises `Replayed` if it
         has not ended and the function only replays."""
+        if self.turns.is_behind and self._is_awaited_by_another():
+            self.turns.add_task()
         turn = self.turns.line_up(records) if records else None
         if turn is None:
             return
@@ -160,6 +162,12 @@ class Replay:
             self.cancellation.postpone()
         if self.turns.only_replays and not all(one and one.is_over for one in records):
             raise Replayed
+
+    def _is_awaited_by_another(self) -> bool:
+        """Whether the current task awaits a call that its branch has made: the function may depend
+        on which of these calls ends first."""
+        task = asyncio.current_task()
+        return self._current_branch().task is not task and task not in self.turns.unordered_tasks
 
     def register(
         self, called: StepFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -210,6 +210,8 @@ async def call_for_each(
 
     async def work() -> None:
         nonlocal failed
+        if (task := asyncio.current_task()) is not None:
+            replay.turns.unordered_tasks.add(task)
         for place in places:
             seq, record, item = calls[place]
             try:

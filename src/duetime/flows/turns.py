@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from duetime.domain.flows.flow import StepRecord
 
@@ -13,17 +14,20 @@ class Turns:
     """Lets recorded calls return in the order in which they ended, where that matters.
 
     In a replay the results of all calls are there at once. But an error that ends a task group cuts
-    the other branches off: each must have got as far as it had then, and no further. So if calls
-    were made in tasks, or one raised an error, each call waits for its turn. `gather` waits for all
-    of its branches, whatever their order.
+    the other branches off, and each of them must have come exactly as far as it had then; and
+    `asyncio.wait` returns with the first. So if a call is made or awaited in a task, or raised an
+    error, every call waits for its turn. Otherwise the order does not matter: `gather` waits for
+    all of its branches.
     """
 
     def __init__(self, records: Mapping[int, StepRecord], *, in_tasks: bool) -> None:
         self.only_replays = False
         """The run ends or has ended: the function is called for its compensations alone."""
         self._records = records
-        self._is_behind = bool(records)
+        self.is_behind = bool(records)
         """The function may not have come to all that is recorded."""
+        self.unordered_tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that await the calls of others, and do not depend on which ends first."""
         self._order: dict[int, int] | None = None
         """The place of each call in the order in which they ended. None: calls take no turns."""
         self._ended: list[tuple[int, asyncio.Future[None]]] = []
@@ -39,8 +43,8 @@ class Turns:
         self._keep_order()
 
     def add_task(self) -> None:
-        """The function makes a call in a task that was not made by `gather`."""
-        if self._is_behind and self._order is None:
+        """The function makes or awaits a call in a task that was not made by `gather`."""
+        if self.is_behind and self._order is None:
             self._keep_order()
 
     def _keep_order(self) -> None:
@@ -74,7 +78,7 @@ class Turns:
                 turn.set_result(None)
                 return
         if not self.only_replays:
-            self._order, self._is_behind = None, False
+            self._order, self.is_behind = None, False
         for turn in self._open:
             if not turn.done():
                 turn.set_result(None)

@@ -55,6 +55,57 @@ async def test_a_branch_keeps_its_results_whoever_is_faster(app: Duetime, way: s
     assert sorted(calls) == ["pay 1", "pay 2", "ship 1", "ship 2"]
 
 
+@pytest.mark.parametrize("way", ["as_completed", "wait", "TaskGroup"])
+async def test_calls_that_other_tasks_await_end_in_the_same_order_in_every_replay(
+    app: Duetime, way: str
+) -> None:
+    """What the function does next depends on which of them ends first."""
+    seen: list[list[str]] = []
+    second_has_ended = asyncio.Event()
+
+    async def work(name: str) -> str:
+        if name == "first":
+            await second_has_ended.wait()
+        return name
+
+    async def handle(name: str) -> str:
+        second_has_ended.set()
+        return f"{name} is handled"
+
+    @app.flow(name="races")
+    async def races(flow: Flow) -> list[str]:
+        handled: list[str] = []
+
+        async def handle_when_done(call: Awaitable[str]) -> None:
+            name = await call
+            handled.append(f"{name}: {await flow.step(handle, name)}")
+
+        tasks = [asyncio.ensure_future(flow.step(work, name)) for name in ("first", "second")]
+        match way:
+            case "as_completed":
+                for task in asyncio.as_completed(tasks):
+                    await handle_when_done(task)
+            case "wait":
+                left = set(tasks)
+                while left:
+                    done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                    assert len(done) == 1
+                    await handle_when_done(done.pop())
+            case _:
+                async with asyncio.TaskGroup() as group:
+                    for task in tasks:
+                        group.create_task(handle_when_done(task))
+        seen.append(handled)
+        await flow.sleep("10ms")
+        return handled
+
+    async with app.worker():
+        run = await races.start()
+        await run.result()
+
+    assert seen == [["second: second is handled", "first: first is handled"]] * 2
+
+
 async def test_branches_of_branches_start_though_another_one_sleeps(app: Duetime) -> None:
     done: list[int] = []
 
