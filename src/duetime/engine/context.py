@@ -139,6 +139,12 @@ class Context:
         other reason."""
         return self._stop.is_set() and self._stop_reason == CANCELLED
 
+    @property
+    def has_to_leave(self) -> bool:
+        """For features: whether this attempt should stop although nobody has cancelled the job. It
+        was lost to another worker, or this worker stops: the job runs again elsewhere."""
+        return self._stop.is_set() and self._stop_reason != CANCELLED
+
     def check(self) -> None:
         """Raise `JobCancelled` if this job should stop. For handlers that run in threads."""
         if self._stop.is_set():

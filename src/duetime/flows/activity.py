@@ -38,27 +38,40 @@ class Activity:
         """What ends the wait of a branch, and the calls that it waits for."""
         self._is_watched = False
         self._is_suspended = False
-        self.interruption: BaseException | None = None
+        self._interruption: BaseException | None = None
+
+    @property
+    def interruption(self) -> BaseException | None:
         """What ends this activation, though not the run. The function cannot handle it: every later
         call raises it again, and so does the end of the function."""
+        if self._interruption is None and self._ctx.has_to_leave:
+            # The function was cancelled and goes on, to clean up for example. It has not failed:
+            # the next activation continues with the call that was under way.
+            self._interruption = self._claim_lost()
+        return self._interruption
 
     def interrupt(self, error: BaseException) -> None:
         """End this activation with an error that says nothing of the call that raises it: the same
         call may return in the next activation."""
-        if self.interruption is None:
-            self.interruption = error
+        if self._interruption is None:
+            self._interruption = error
+
+    def _claim_lost(self) -> ClaimLost:
+        return ClaimLost(self._ctx.id, self._ctx.token)
 
     # Calls that run
 
-    def start(self) -> None:
-        """A call begins to run."""
+    def check(self) -> None:
+        """Raise what prevents calls from doing anything more in this activation."""
+        if self.interruption is None and not self._ctx.holds_lease():
+            # The process stood still: another worker may have done meanwhile what comes next.
+            self.interrupt(self._claim_lost())
         if self.interruption is not None:
             raise self.interruption
-        if not self._ctx.holds_lease():
-            # The process stood still: another worker may have done meanwhile what comes next.
-            error = ClaimLost(self._ctx.id, self._ctx.token)
-            self.interrupt(error)
-            raise error
+
+    def start(self) -> None:
+        """A call begins to run."""
+        self.check()
         self._running += 1
 
     def stop(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
@@ -15,7 +14,6 @@ from duetime.domain.jobs.retry import check_max_attempts
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput
 from duetime.flows import steps
-from duetime.flows.branches import Branch, current_branch
 from duetime.flows.calls import RANDOM, step_function
 from duetime.flows.journal import COMPLETED
 from duetime.flows.replay import Replay
@@ -207,7 +205,8 @@ class Flow:
         Coroutines that make several calls of the flow are branches, which run side by side too.
         """
         here = self._replay.branch()
-        return steps.gather([_in_branch(self._replay, here.gather(), call) for call in calls])
+        branches = [here.gather() for _ in calls]
+        return steps.gather(calls, lambda place: self._replay.enter(branches[place]))
 
     # Waits
 
@@ -297,13 +296,6 @@ class Flow:
                 self._replay.journal.new_record(seq, "version", name, COMPLETED)
             )
         return True
-
-
-async def _in_branch(replay: Replay, branch: Branch, call: Awaitable[Any]) -> Any:
-    branch.task = asyncio.current_task()
-    replay.activity.moves += 1
-    current_branch.set(branch)
-    return await call
 
 
 def _task(given: Any, what: str) -> Any:

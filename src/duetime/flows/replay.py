@@ -124,6 +124,12 @@ class Replay:
             self.turns.add_task()
         return branch
 
+    def enter(self, branch: Branch) -> None:
+        """The current task makes the calls of a branch."""
+        branch.task = asyncio.current_task()
+        self.activity.moves += 1
+        current_branch.set(branch)
+
     def _current_branch(self) -> Branch:
         branch = current_branch.get()
         return self._main if branch is None or branch.main is not self._main else branch

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -92,6 +94,7 @@ async def call_step(
                     replay.journal.add(failed)
                     break
                 await asyncio.sleep(wait.total_seconds())
+                replay.activity.check()
             else:
                 await replay.record(
                     replay.journal.new_record(
@@ -350,8 +353,18 @@ class _Exit(NamedTuple):
     error: BaseException
 
 
-async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
-    results = await asyncio.gather(*map(_catch_exit, calls), return_exceptions=True)
+async def gather(
+    calls: Sequence[Awaitable[Any]], begin: Callable[[int], None] = lambda place: None
+) -> Any:
+    """Wait for calls side by side. `begin` is called in the task of each, with its place."""
+    tasks = [_run_one(call, partial(begin, place)) for place, call in enumerate(calls)]
+    try:
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        for call in calls:
+            # Its task was cancelled before it began: Python would warn that nobody awaited it.
+            if asyncio.iscoroutine(call) and getcoroutinestate(call) == CORO_CREATED:
+                call.close()
     results = [result.error if isinstance(result, _Exit) else result for result in results]
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors:
@@ -359,11 +372,12 @@ async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
     return tuple(results)
 
 
-async def _catch_exit(call: Awaitable[Any]) -> Any:
-    """A task raises these out of its event loop as well, which would end the worker."""
+async def _run_one(call: Awaitable[Any], begin: Callable[[], None]) -> Any:
+    begin()
     try:
         return await call
     except (SystemExit, KeyboardInterrupt) as error:
+        # A task raises these out of its event loop as well, which would end the worker.
         return _Exit(error)
 
 

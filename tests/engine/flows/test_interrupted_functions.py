@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from duetime import Constant, Discard, Duetime, Flow, FlowRun, JobFailed
 from duetime.errors import DatabaseUnreachable, StepFailed
+from duetime.flows.steps import gather
+from tests.conftest import Backend
 from tests.waiting import until, until_true
 
 
@@ -238,6 +241,119 @@ async def test_a_step_that_makes_a_call_of_its_flow_fails_at_once(app: Duetime, 
 
     [step] = await run.steps()
     assert (step.name, step.state, step.attempt) == ("outer", "failed", 1)
+
+
+@pytest.mark.parametrize("ending", ["cleans up", "returns"])
+async def test_a_flow_goes_on_where_it_was_when_its_worker_stopped(
+    app: Duetime, ending: str
+) -> None:
+    """Its function is cancelled, and may handle that: nothing that it does then counts."""
+    ran: list[str] = []
+
+    async def work() -> str:
+        ran.append("work")
+        if len(ran) == 1:
+            worker.stop(now=True)
+            await asyncio.sleep(30)
+        return "worked"
+
+    async def clean_up() -> None:
+        ran.append("clean up")
+
+    @app.flow(name="job")
+    async def job(flow: Flow) -> str:
+        try:
+            return await flow.step(work)
+        except asyncio.CancelledError:
+            if ending == "cleans up":
+                raise
+            return "stopped"
+        finally:
+            if ending == "cleans up":
+                await flow.step(clean_up)
+
+    async with app.worker() as worker:
+        run = await job.start()
+        await until_true(lambda: worker.stopping.requested.is_set())
+    async with app.worker():
+        assert await run.result() == "worked"
+
+    assert ran == ["work", "work", "clean up"][: 3 if ending == "cleans up" else 2]
+
+
+@pytest.fixture
+async def short_app(backend: Backend) -> AsyncIterator[Duetime]:
+    """What a worker loses is soon rescued."""
+    app = Duetime(backend.url, lease="3s", heartbeat="500ms", rescue_every="100ms")
+    yield app
+    await app.close()
+
+
+async def test_a_flow_that_was_lost_begins_no_step_after_its_worker_has_registered_again(
+    short_app: Duetime,
+) -> None:
+    """The worker holds a lease then, but not this claim."""
+    app = short_app
+    ran: list[str] = []
+
+    async def work() -> None:
+        ran.append("work")
+        if len(ran) == 1:
+            worker.lease.fence("this test says so")
+            await asyncio.sleep(30)
+
+    async def clean_up() -> None:
+        ran.append("clean up")
+
+    @app.flow(name="job")
+    async def job(flow: Flow) -> None:
+        try:
+            await flow.step(work)
+        finally:
+            await until_true(lambda: worker.lease.fenced is None)
+            await flow.step(clean_up)
+
+    async with app.worker() as worker:
+        run = await job.start()
+        await run.result()
+
+    assert ran == ["work", "work", "clean up"]
+
+
+async def test_a_step_is_not_retried_once_the_lease_has_run_out(short_app: Duetime) -> None:
+    app = short_app
+    attempts: list[float] = []
+
+    async def flaky() -> None:
+        attempts.append(worker.lease.heartbeat.seconds_left)
+        if len(attempts) == 1:
+            # As if the process had stood still.
+            worker.lease.heartbeat._lease_ends = 0.0
+        if len(attempts) < 3:
+            raise ConnectionError
+
+    @app.flow(name="retries", retry=Constant("0s", max_attempts=3))
+    async def retries(flow: Flow) -> None:
+        await flow.step(flaky)
+
+    async with app.worker() as worker:
+        run = await retries.start()
+        await run.result()
+
+    assert all(left > 0 for left in attempts)
+
+
+async def test_calls_that_are_cancelled_before_they_begin_are_closed() -> None:
+    """Else Python warns of coroutines that were never awaited, which fails this test."""
+
+    async def call() -> None: ...
+
+    gathering = asyncio.create_task(gather([call(), call()]))
+    await asyncio.sleep(0)
+    gathering.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
 
 
 async def _is_waiting(run: FlowRun[Any]) -> bool:
