@@ -306,8 +306,8 @@ class Runners:
                     self._finished(job, record)
                     return True
         for running in self.running:
-            # The thread of an earlier attempt may still run.
-            if running.job.id == job_id and running.reason is None:
+            # An earlier attempt may still run, although it was lost or has timed out.
+            if running.job.id == job_id and running.reason is None and not running.is_abandoned:
                 running.stop(CANCELLED)
                 return True
         return False

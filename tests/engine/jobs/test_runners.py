@@ -15,7 +15,7 @@ from duetime import Constant, Context, Custom, Duetime, JobState
 from duetime.engine import runners
 from tests.conftest import Backend, query
 from tests.log_events import event_of
-from tests.waiting import until, until_true
+from tests.waiting import PATIENCE, until, until_true
 
 ENDED = {JobState.COMPLETED, JobState.DEAD, JobState.CANCELLED}
 
@@ -301,6 +301,35 @@ async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_
     assert stuck.levelno == logging.ERROR
     assert stuck.duetime["job_id"] == handle.id  # type: ignore[attr-defined]
     assert function.__name__ in stuck.duetime["traceback"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+async def test_a_cancelled_job_stops_although_threads_of_earlier_attempts_still_run(
+    app: Duetime,
+) -> None:
+    over, last_began = threading.Event(), threading.Event()
+    was_requested: list[bool] = []
+
+    @app.task(timeout="400ms", retry=Constant("0s", max_attempts=4))
+    def deaf(ctx: Context) -> None:
+        if ctx.attempt < 4:
+            over.wait(PATIENCE)
+            return
+        last_began.set()
+        while not ctx.cancelled:
+            over.wait(0.01)
+        was_requested.append(ctx.cancel_requested)
+        ctx.check()
+
+    async with app.worker(concurrency=4):
+        handle = await deaf.enqueue()
+        await until_true(last_began.is_set)
+        await handle.cancel()
+        await until(lambda: has_ended(app, handle.id))
+        over.set()
+
+    assert was_requested == [True]
+    assert (await handle.get()).state is JobState.CANCELLED
 
 
 @pytest.mark.usefixtures("impatient")
