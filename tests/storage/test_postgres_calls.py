@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -173,6 +175,49 @@ async def test_a_call_that_is_cancelled_twice_does_not_go_on_in_the_server(
         assert not await _waits(pg_url)
 
 
+@pytest.mark.parametrize("early", [0.08, 0.03, 0.0, -0.002, -0.005, -0.02])
+async def test_a_call_that_is_cancelled_as_its_time_ends_does_not_go_on_in_the_server(
+    calls: Calls, pg_url: str, early: float
+) -> None:
+    """Shortly before, and while it is being stopped because it is late."""
+    seconds = 0.5
+    lock = "select pg_advisory_lock(%s::bigint)"
+    await calls.execute(lock, [1], SECONDS)
+    async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other:
+        await other.execute("select pg_advisory_lock(2)")
+        call = asyncio.create_task(calls.execute(lock, [2], seconds))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(seconds - early, call.cancel)
+        await asyncio.wait([call])
+
+        assert not await _waits(pg_url)
+
+
+async def test_a_late_request_to_cancel_does_not_reach_the_next_statement(pg_url: str) -> None:
+    async with _delaying(pg_url) as (url, delay, arrived, go_on):
+        store = PostgresStore(url, pool_size=1)
+        await store.open()
+        calls = store._calls
+        async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as other:
+            await other.execute("select pg_advisory_lock(1)")
+            call = asyncio.create_task(calls.execute("select pg_advisory_lock(1)", (), SECONDS))
+            await until(lambda: _waits(pg_url))
+            delay.set()
+            call.cancel()
+            await asyncio.wait_for(arrived.wait(), SECONDS)
+        await until(lambda: _none_waits(pg_url))
+        call.cancel()
+        following = asyncio.create_task(calls.execute("select pg_sleep(0.5)::text", (), SECONDS))
+        with suppress(AssertionError):
+            await until(lambda: _waits(pg_url, event="PgSleep"), seconds=0.5)
+        go_on.set()
+
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await following == [("",)]
+        await store.close()
+
+
 async def test_a_statement_that_was_prepared_for_a_cancelled_call_is_no_obstacle(
     calls: Calls, pg_url: str
 ) -> None:
@@ -276,6 +321,39 @@ async def test_a_key_of_an_open_transaction_delays_its_own_job_alone(
     assert [one.action for one in handles] == ["created"] * 4
     assert not was_done
     assert handle.action == "existing"
+
+
+@asynccontextmanager
+async def _delaying(
+    url: str,
+) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event, asyncio.Event]]:
+    """A way to the server on which new connections wait, once the first event is set, until the
+    last one is. The second one is set when a connection waits."""
+    to = urlsplit(url)
+    delay, arrived, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if delay.is_set():
+            arrived.set()
+            await go_on.wait()
+        from_server, to_server = await asyncio.open_connection(to.hostname, to.port)
+        await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        # Without encryption, which is negotiated first, a request is sent at once.
+        own = to._replace(netloc=f"{to.username}@127.0.0.1:{port}", query="sslmode=disable")
+        yield own.geturl(), delay, arrived, go_on
+
+
+async def _none_waits(url: str) -> bool:
+    return not await _waits(url)
 
 
 async def _waits(url: str, event: str = "advisory") -> bool:

@@ -131,6 +131,8 @@ async def _answer(connection: Connection, seconds: float) -> pq.abc.PGresult:
         try:
             result = await exchange.answer
         except asyncio.CancelledError:
+            # Its own time may be over soon, too: from now on `settle` says when.
+            timer.cancel()
             await exchange.settle()
             raise
         except TimeoutError:
@@ -172,7 +174,7 @@ class _Exchange:
 
     async def settle(self) -> None:
         """Wait for the answer, although the caller was cancelled."""
-        if self.answer.cancelled():
+        if self.answer.cancelled() or isinstance(self.answer.exception(), TimeoutError):
             self._read_on()
         try:
             await asyncio.wait([self.answer], timeout=_SETTLE_SECONDS)
@@ -180,8 +182,6 @@ class _Exchange:
             # Also if the caller is cancelled once more.
             if not self.answer.done():
                 await self._stop(_CANCEL_SECONDS)
-            if self.answer.done():
-                self.answer.exception()
 
     async def stop_late(self) -> pq.abc.PGresult:
         """Return the answer if the statement was finished after all; else raise `TimeoutError`."""
@@ -201,7 +201,8 @@ class _Exchange:
         timer = self.loop.call_later(seconds, self.expire)
         try:
             # A request that arrives late would cancel the next statement of the connection.
-            self.is_reusable &= await cancel_statement(self._connection, seconds)
+            self.is_reusable = False
+            self.is_reusable = await cancel_statement(self._connection, seconds)
             await asyncio.wait([self.answer])
         finally:
             timer.cancel()
@@ -215,6 +216,9 @@ class _Exchange:
         self.loop.remove_reader(self._fd)
         if self._writes:
             self.loop.remove_writer(self._fd)
+        if self.answer.done() and not self.answer.cancelled():
+            # If nobody takes it any more, asyncio does not report it.
+            self.answer.exception()
 
     def expire(self) -> None:
         self._fail(_too_late())

@@ -350,7 +350,25 @@ class DirectSession:
 
 async def cancel_statement(connection: Connection, seconds: float) -> bool:
     """Have the server cancel what the connection executes. Returns whether it has received that:
-    if not, it may still cancel a later statement of this connection."""
+    if not, it may still cancel a later statement of this connection.
+
+    A caller that is cancelled meanwhile is released only when this is done: else the statement
+    would go on.
+    """
+    request = asyncio.create_task(_request_cancel(connection, seconds))
+    is_cancelled = False
+    while not request.done():
+        try:
+            await asyncio.wait([request])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    is_received = request.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
+    return is_received
+
+
+async def _request_cancel(connection: Connection, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await connection.cancel_safe(timeout=seconds)
