@@ -186,7 +186,10 @@ def _act_on(
         # Before the jobs: everyone who changes a schedule and its runs locks the schedule first.
         yield from ScheduleStatements(dialect).lock_owners(ids)
     # In one order: two bulk actions on the same jobs wait for each other, and cannot deadlock.
-    yield from dialect.run("lock_jobs", list(ids))
+    if request.action == "requeue":
+        yield from dialect.run("lock_jobs", list(ids))
+    else:
+        yield from dialect.run("lock_waiting", list(ids))
     done = yield from _change(dialect, request, ids, job.id)
     progress = msgspec.structs.replace(
         progress,

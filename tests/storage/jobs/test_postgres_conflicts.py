@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -13,8 +15,10 @@ from duetime.domain.jobs.job import JobFilter, NewJob
 from duetime.domain.reasons import Reason
 from duetime.engine.services import Service, repeat
 from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflict, TransientError
+from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.store import Lane
 from duetime.telemetry.events import Outage
 from tests.log_events import events_of
 from tests.operating import cancel_many
@@ -58,6 +62,66 @@ async def test_a_deadlock_is_told_as_one(pg_url: str) -> None:
     await store.close()
 
     assert {job.id for job in waiting} == set(ids)
+
+
+@pytest.mark.parametrize("action", ["cancel", "reschedule"])
+@pytest.mark.parametrize("change", ["replace", "reprioritise"])
+async def test_a_bulk_action_that_waits_does_not_deadlock_with_a_change_of_another_job(
+    pg_url: str, action: str, change: str
+) -> None:
+    app = Duetime(pg_url)
+
+    @app.task(name="note")
+    async def note(number: int) -> None: ...
+
+    first, second = [await note.using(key=key, delay="1h").enqueue(1) for key in "ab"]
+    async with app.worker(), await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute("select from duetime.due where job_id = %s for update", [first.id])
+        if action == "cancel":
+            bulk = await app.jobs.cancel_all(task="note")
+        else:
+            bulk = await app.jobs.reschedule_all(await app.now() + timedelta(1), task="note")
+        await until(lambda: waits(pg_url))
+        if change == "replace":
+            again = note.using(key="b", on_conflict="replace", delay="2h")
+            changing: Awaitable[object] = again.enqueue(2)
+        else:
+            changing = second.reprioritise(1)
+        # Nobody holds what it needs.
+        await asyncio.wait_for(changing, 5.0)
+        await connection.rollback()
+        progress = await bulk.result("30s")
+
+    assert (progress.done, progress.skipped) == (2, 0)
+
+
+async def test_jobs_that_run_are_cancelled_in_the_order_in_which_they_are_finished(
+    pg_url: str,
+) -> None:
+    store = PostgresStore(pg_url)
+    await store.open()
+    worker = await store.register_worker(
+        name="w", queues=["default"], tasks={}, concurrency=9, lease=timedelta(seconds=60)
+    )
+    ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
+    lanes = [Lane("default", 5, datetime(1970, 1, 1, tzinfo=UTC))]
+    tokens = [
+        (await store.exchange(worker, lanes=lanes, want=1)).claimed[0].token for _ in range(2)
+    ]
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        hold = "select from duetime.claim where token = %s for share"
+        await connection.execute(hold, [tokens[0]])
+        statements = JobStatements(store.dialect).cancel_all(
+            ids[::-1], reason=Reason("cancelled"), by="ann"
+        )
+        cancelling = asyncio.create_task(store.transact(statements))
+        await until(lambda: waits(pg_url))
+        await connection.execute("set lock_timeout = '2s'")
+        await connection.execute(hold, [tokens[1]])
+    done = await cancelling
+    await store.close()
+
+    assert done == 2
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])

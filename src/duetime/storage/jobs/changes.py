@@ -75,6 +75,8 @@ class JobStatements:
         able = [job for job, state in states.items() if not state.finished]
         said = {"ids": able, "code": reason.code, "text": reason.facts.get("text")}
         cancelled = {row[0] for row in (yield from self._dialect.run("cancel_waiting_many", said))}
+        if left := [job for job in able if job not in cancelled]:
+            yield from self._dialect.run("lock_claims_of", left)
         for job in able:
             if job in cancelled:
                 # It may have left its claim since its state was read.

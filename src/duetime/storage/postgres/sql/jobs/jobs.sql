@@ -283,6 +283,21 @@ select id from duetime.job
 where id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 order by id for update;
 
+-- name: lock_waiting
+-- Those of the jobs that wait, in one order. Whoever changes a job that waits holds its row here before
+-- its row in `job`: so do we. Served by due_job and parked_pkey.
+with given as materialized (
+    select array(select value::bigint from json_array_elements_text(%s::json)) as ids
+), waiting as materialized (
+    select from duetime.due as d where d.job_id = any ((select ids from given)::bigint[])
+    order by d.job_id for update
+), aside as materialized (
+    select from duetime.parked as p
+    where p.job_id = any ((select ids from given)::bigint[]) and (select count(*) from waiting) >= 0
+    order by p.job_id for update
+)
+select count(*) from aside;
+
 -- name: requeue
 -- A fresh set of attempts for jobs that finished without success. They were locked before, so that
 -- only one of two simultaneous requeues does it. They take their keys again, in the same order as an

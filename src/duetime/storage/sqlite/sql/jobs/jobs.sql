@@ -265,6 +265,11 @@ where id = (select json_extract(doc, '$.doc.job') from input);
 with input(doc) as (select ?)
 select 1 from input;
 
+-- name: lock_waiting
+-- As `lock_jobs`.
+with input(doc) as (select ?)
+select 1 from input;
+
 -- name: requeue
 -- A fresh set of attempts. The jobs' keys, where they are free; of several with one key the newest
 -- takes it.
