@@ -25,7 +25,7 @@ from duetime.errors import (
 )
 from duetime.storage.schedules import runs
 from duetime.storage.schedules.planning import Planning
-from duetime.storage.schedules.rows import NewSchedule
+from duetime.storage.schedules.rows import ClaimedRun, NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend, query
 from tests.counting import Counted
@@ -1281,3 +1281,16 @@ async def test_a_worker_keeps_the_ledger_short(backend: Backend) -> None:
 async def _ran_and_gone(app: Duetime, tasks: Recorder) -> bool:
     history = await app.schedules["s"].history()
     return bool(tasks.ticks) and tasks.ticks[0] not in {row.tick for row in history}
+
+
+async def test_nobody_waits_for_a_schedule_that_was_deleted(app: Duetime) -> None:
+    """A run was claimed, and its schedule was deleted, before anybody could decide on it."""
+    run = ClaimedRun(job_id=1, schedule_id=404, tick=START, clear=False)
+    async with app.testing(now=START):
+        store = await app.store()
+        statements = runs.RunStatements(store.dialect)
+        decisions = await store.transact(statements.decide([run], "w", waits=False))
+        busy = await store.transact(statements.advance([run], "w", waits=False))
+
+    assert decisions[1].action == "skip"
+    assert busy == set()

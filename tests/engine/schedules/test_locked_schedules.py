@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -43,6 +44,29 @@ async def test_a_locked_schedule_keeps_no_other_schedule_waiting(
         await until(lambda: _more(recorded, at_release))
 
     assert ran["free"] >= before + 5
+
+
+async def test_a_worker_does_not_wait_for_a_schedule_that_was_deleted_while_it_was_locked(
+    pg_app: Duetime, pg_url: str
+) -> None:
+    """What follows a run that has just begun could not be written yet."""
+    ran: list[int] = []
+
+    @pg_app.task(name="note")
+    async def note() -> None:
+        ran.append(1)
+
+    await pg_app.schedules.put("gone", note, "* * * * * *", overlap="allow")
+    async with asyncio.timeout(20):
+        async with pg_app.worker(grace="30s"):
+            await until_true(lambda: ran)
+            async with await psycopg.AsyncConnection.connect(pg_url) as other:
+                await other.execute("select from duetime.schedule where name = 'gone' for update")
+                before = len(ran)
+                await until_true(lambda: len(ran) > before)
+                await pg_app.schedules["gone"].delete(tx=other)
+
+    assert await pg_app.schedules.list() == []
 
 
 async def _more(recorded: Callable[[], Awaitable[int]], than: int) -> bool:

@@ -238,9 +238,10 @@ class RunStatements(Planning):
         return len(gone), ids[-1] if len(ids) == _SCHEDULES else 0
 
     def _try_lock(self, ids: set[int]) -> Generator[Statement, list[Row], set[int]]:
-        """Lock those of the schedules that nobody else has locked; return the others."""
+        """Lock those of the schedules that nobody else has locked; return the others. One that was
+        deleted meanwhile is not among them: nobody needs to wait for it."""
         rows = yield from self._dialect.run("schedule_try_lock", sorted(ids))
-        return ids - {row[0] for row in rows}
+        return {row[0] for row in rows}
 
     def _due(self) -> Step:
         return (yield from self._dialect.run("schedule_due", _PATIENCE))

@@ -47,11 +47,16 @@ order by s.id
 for update of s;
 
 -- name: schedule_try_lock
--- Lock those that no other transaction has locked.
+-- Lock those that no other transaction has locked. Returns the others; those that were deleted are not among them.
+with given as materialized (
+    select value::bigint as id from json_array_elements_text(%s::json)
+), locked as materialized (
+    select s.id from duetime.schedule as s where s.id = any (array(select g.id from given as g))
+    order by s.id
+    for update of s skip locked
+)
 select s.id from duetime.schedule as s
-where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-order by s.id
-for update of s skip locked;
+where s.id = any (array(select g.id from given as g)) and s.id not in (select l.id from locked as l);
 
 -- name: schedule_find
 -- Like `schedule_lock`, without the lock; all of them if `names` is null.

@@ -53,9 +53,7 @@ order by s.id;
 -- name: schedule_try_lock
 -- One transaction writes at a time, so none is locked.
 with input(doc) as (select ?)
-select s.id from input as i cross join json_each(i.doc, '$.doc') as e
-cross join duetime_schedule as s on s.id = e.value
-order by s.id;
+select 1 from input where false;
 
 -- name: schedule_find
 -- By the unique index of `name`; all of them if `names` is null.
