@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,13 @@ from tests.operating import pause_queue
 
 Look = Callable[[Duetime, Any], Awaitable[Any]]
 
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def _entity(name: Any) -> Any:
+    return f"schedule:{name}" if isinstance(name, str) else name
+
+
 BY_NAME: dict[str, Look] = {
     "jobs of a queue": lambda app, name: app.jobs.list(queue=name),
     "jobs of a task": lambda app, name: app.jobs.list(task=name),
@@ -22,13 +30,23 @@ BY_NAME: dict[str, Look] = {
     "queue": lambda app, name: app.queues.get(name),
     "schedule": lambda app, name: app.schedules.get(name),
     "audit of a schedule": lambda app, name: app.schedules.audit(name),
+    "pause a schedule": lambda app, name: app.schedules.pause(name),
+    "resume a schedule": lambda app, name: app.schedules.resume(name),
+    "trigger a schedule": lambda app, name: app.schedules.trigger(name),
+    "reschedule a schedule": lambda app, name: app.schedules.reschedule(name, "1h"),
+    "delete a schedule": lambda app, name: app.schedules.delete(name),
     "delete a preset": lambda app, name: app.schedules.presets.delete(name),
     "subject": lambda app, name: app.subjects.get(name),
     "complete a subject": lambda app, name: app.subjects.complete(name),
     "delete a subject": lambda app, name: app.subjects.delete(name),
+    "skip an occurrence": lambda app, name: app.subjects.skip(name, MOMENT),
+    "move an occurrence": lambda app, name: app.subjects.move(name, MOMENT, MOMENT),
+    "restore an occurrence": lambda app, name: app.subjects.restore(name, MOMENT),
     "subjects of a scope": lambda app, name: app.subjects.list(scope=name),
     "reminders of a subject": lambda app, name: app.reminders.list(subject=name),
     "recipient": lambda app, name: app.recipients.get(name),
+    "delete a recipient": lambda app, name: app.recipients.delete(name),
+    "audit of anything": lambda app, name: app.audit.list(entity=_entity(name)),
 }
 NOT_NAMES = {"nothing": "", "NUL": "a\x00b", "a surrogate": "a\udcff", "a number": 7, "bytes": b"a"}
 WITH_REASON: dict[str, Look] = {

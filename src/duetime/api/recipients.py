@@ -108,6 +108,7 @@ class Recipients:
 
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
         """Delete the settings of a recipient, who is then reached with the defaults."""
+        check_sought(ref, what="recipient")
         actor = check_actor(by)
         deleted = await self._app._perform(
             lambda d: RecipientStatements(d).delete_recipient(ref, actor=actor), tx

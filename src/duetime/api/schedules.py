@@ -124,7 +124,7 @@ class Schedules:
         self._registrations = Registrations()
 
     def __getitem__(self, name: str) -> ScheduleHandle:
-        return ScheduleHandle(self, check_sought(name, what="schedule's name"))
+        return ScheduleHandle(self, _check_sought(name))
 
     async def put(
         self,
@@ -225,6 +225,7 @@ class Schedules:
         self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> None:
         """Delete the schedule and its ledger. Runs that have started continue."""
+        _check_sought(name)
         _check_reason(reason)
         self._found(
             name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
@@ -251,8 +252,8 @@ class Schedules:
         self, name: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[AuditEvent]:
         """Return who changed the schedule, newest first. It outlives the schedule itself."""
-        known = check_sought(name, what="schedule's name")
-        return await self._app.audit.list(entity=f"schedule:{known}", limit=limit, after=after)
+        entity = f"schedule:{_check_sought(name)}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
 
     # Operate
 
@@ -269,6 +270,7 @@ class Schedules:
 
         `until`: when it resumes by itself.
         """
+        _check_sought(name)
         check_text(reason, what="The reason")
         at = None if until is None else await self._moment(until, name="until")
         if at is not None and at <= await self._app.now():
@@ -285,6 +287,7 @@ class Schedules:
     ) -> None:
         """Start runs again. `missed`: catch up on the ticks of the pause, as `catch_up` says;
         otherwise they are skipped. Resuming twice has no further effect."""
+        _check_sought(name)
         self._found(
             name, await self._do(lambda s: s.resume(name, actor=check_actor(by), missed=missed), tx)
         )
@@ -293,6 +296,7 @@ class Schedules:
         self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> int:
         """Run it once now. Its next run does not change. Returns the job's id."""
+        _check_sought(name)
         _check_reason(reason)
         job_id: int | None = await self._do(
             lambda s: s.trigger(name, actor=check_actor(by), reason=reason), tx
@@ -309,6 +313,7 @@ class Schedules:
         That is the run of `next_run_at`; if there is none, one that is overdue. Returns the tick
         that was moved.
         """
+        _check_sought(name)
         moment = await self._moment(at, name="at")
         tick: datetime | None = await self._do(
             lambda s: s.reschedule(name, moment, actor=check_actor(by)), tx
@@ -526,7 +531,7 @@ class Schedules:
     # How it is done
 
     async def _find(self, name: str, tx: Any = None) -> Schedule:
-        check_sought(name, what="schedule's name")
+        _check_sought(name)
         found: list[Schedule] = await self._do(
             lambda statements: statements.find([name]), tx, reads=True
         )
@@ -618,6 +623,10 @@ def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[
             f"A backfill is limited to {_MAX_BACKFILLED:,} runs. Choose a shorter range."
         )
     return ticks
+
+
+def _check_sought(name: str) -> str:
+    return check_sought(name, what="schedule's name")
 
 
 def _check_reason(reason: str | None) -> None:

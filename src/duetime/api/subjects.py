@@ -396,6 +396,7 @@ class Subjects:
     async def _change(
         self, ref: str, occurrence: datetime, exception: OccurrenceChange | None, by: str, tx: Any
     ) -> None:
+        check_sought(ref, what="subject")
         actor = check_actor(by)
         await perform(
             self._app,

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from duetime.domain.checks import check_text
 from duetime.errors import InvalidInput
 
 AuditKind = Literal[
@@ -65,7 +66,7 @@ def check_entity(entity: Any) -> str:
     if kind not in KINDS or not colon or not ref:
         known = ", ".join(f"{kind}:…" for kind in KINDS)
         raise InvalidInput(f"{entity!r:.60} cannot be audited. Use one of: {known}.")
-    return str(entity)
+    return check_text(str(entity), what="The audited thing (entity=)")
 
 
 def check_kind(kind: Any) -> str:

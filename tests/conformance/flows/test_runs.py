@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
+import msgspec
 import pytest
 
 from duetime import Constant, Discard, Duetime, Flow, FlowRun, FlowTask, JobFailed, StepFailed
@@ -400,3 +401,18 @@ async def test_explain_names_no_step_whose_failure_was_handled(app: Duetime) -> 
     assert "in step 'book': Step 'book' failed: no stock" in str(step)
     assert "step" not in own.facts
     assert "its own" in str(own)
+
+
+@pytest.mark.parametrize("zone", [None, UTC], ids=["without a zone", "with a zone"])
+async def test_times_in_the_data_of_a_signal_arrive_as_text(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]], zone: tzinfo | None
+) -> None:
+    at = datetime(2030, 1, 1, 9, tzinfo=zone)
+    async with app.testing(now=NOW) as world:
+        run = await flows["asks"].start()
+        await world.drain()
+        await run.signal("approved", {"at": [at]})
+        await world.drain()
+        result = await run.result()
+
+    assert result == {"at": [msgspec.to_builtins(at)]}

@@ -716,7 +716,7 @@ async def test_a_run_that_finds_no_runner_gives_its_place_back(
     has a runner."""
     full, free = make_app(notes, concurrency=1), make_app(notes)
     busy = Busy(full)
-    [tick] = await soon(full, 0.2)
+    [tick] = await soon(full, 1.0)
     await full.schedules.put("s", "note", tick, catch_up="all", grace="0s")
     await until(lambda: passed(full, tick))
     await busy.enqueue()

@@ -95,12 +95,13 @@ class FlowStatements:
 
     def _signal_alone(self, document: dict[str, Any]) -> Statements:
         """As the SQL function `_signal_flow` does it."""
+        # As JSON already: a time in it stays a text, and need not have a zone.
+        data = document.pop("data")
         [(state, is_repeated)] = yield from self._dialect.run("flow_state", document)
         if not state:
             return "missing"
         if JobState(state).finished:
             return "repeated" if is_repeated else state
-        data = document["data"]
         document["data_text"] = None if data is None else msgspec.json.encode(data).decode()
         if not (yield from self._dialect.run("flow_signal", document)):
             return "repeated"
