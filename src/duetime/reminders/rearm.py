@@ -43,8 +43,25 @@ _AGAIN = "100ms"
 def rearm_task(app: Duetime) -> TaskDefinition:
     """Return the task `duetime.rearm` of an app."""
 
+    is_running = is_requested = False
+
     async def rearm() -> Any:
-        return await rearm_stale(app)
+        # A large back-fill requests hundreds of these jobs. One of them arms all there is; the
+        # others would take the worker's runners and connections from what is due.
+        nonlocal is_running, is_requested
+        is_requested = True
+        if is_running:
+            # It starts over. If it fails, or its worker does, its job comes back.
+            return None
+        is_running = True
+        try:
+            outcome = None
+            while is_requested:
+                is_requested = False
+                outcome = await rearm_stale(app)
+            return outcome
+        finally:
+            is_running = False
 
     return TaskDefinition(rearm, name=REARM_TASK, options=own_options(), context_type=Context)
 

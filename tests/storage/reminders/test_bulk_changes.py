@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from duetime import Duetime, Reminder, Sent
+from duetime import Duetime, JobState, Reminder, Sent, Snooze
 from duetime.domain.reminders.rule import rule_times
 from duetime.domain.reminders.rule_text import parse_rules
+from duetime.reminders import rearm
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.rearm import RearmStatements
 from tests.waiting import until, until_true
@@ -128,6 +129,84 @@ async def test_a_worker_arms_what_is_left(app: Duetime, pg_url: str) -> None:
             return len(await armed(pg_url)) == MANY
 
         await until(all_armed)
+
+
+async def write_later(url: str, statement: str) -> None:
+    """Run a statement that leaves to workers what it writes, however little that is."""
+    await run(url, f"set duetime.arm_later = 'true'; {statement}")
+
+
+async def rearm_jobs(app: Duetime, state: str) -> int:
+    jobs = app.jobs.iterate(task="duetime.rearm", state=JobState(state))
+    return len([job async for job in jobs])
+
+
+async def test_one_job_at_a_time_arms_what_many_statements_left(
+    app: Duetime, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would take the runners and the connections of the worker from what is due."""
+    running: list[int] = []
+    most = 0
+
+    async def count(app: Duetime) -> Snooze | None:
+        nonlocal most
+        running.append(1)
+        most = max(most, len(running))
+        try:
+            return await rearm_stale(app)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(rearm, "rearm_stale", count)
+    await run(pg_url, _TABLE.format(rows=0))
+    await app.tables.put("game", id="id", due="starts", remind=["-1h"])
+    for number in range(20):
+        row = f"({number}, '2999-01-01Z', 'g')"
+        await write_later(pg_url, f"insert into game values {row}")
+    requested = await rearm_jobs(app, "pending")
+    async with app.worker():
+
+        async def all_done() -> bool:
+            return await rearm_jobs(app, "completed") == requested
+
+        await until(all_done)
+
+    assert requested == 20
+    assert len(await armed(pg_url)) == 20
+    assert most == 1
+
+
+async def test_what_is_left_to_workers_while_one_of_them_ends_is_armed(
+    app: Duetime, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    async def end_late(app: Duetime) -> Snooze | None:
+        nonlocal calls
+        calls += 1
+        answer = await rearm_stale(app)
+        if calls == 1:
+            await write_later(pg_url, "insert into game values (2, '2999-01-01Z', 'g')")
+
+            async def second_done() -> bool:
+                return await rearm_jobs(app, "completed") == 1
+
+            await until(second_done)
+        return answer
+
+    monkeypatch.setattr(rearm, "rearm_stale", end_late)
+    await run(pg_url, _TABLE.format(rows=0))
+    await app.tables.put("game", id="id", due="starts", remind=["-1h"])
+    await write_later(pg_url, "insert into game values (1, '2999-01-01Z', 'g')")
+    async with app.worker():
+
+        async def both_done() -> bool:
+            return await rearm_jobs(app, "completed") == 2
+
+        await until(both_done)
+
+    assert calls == 2
+    assert sorted(await armed(pg_url)) == ["game:1", "game:2"]
 
 
 async def test_a_few_more_are_armed_when_the_call_returns(app: Duetime, pg_url: str) -> None:
