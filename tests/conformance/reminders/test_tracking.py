@@ -195,6 +195,40 @@ async def test_a_change_of_a_large_scope_reaches_a_row_that_changes_meanwhile(
     assert {reminder.rule.text for reminder in found} == {"-15m"}
 
 
+async def test_what_came_due_before_a_row_is_written_again_is_late_and_not_past(
+    app: Duetime, games: Table
+) -> None:
+    """No worker runs meanwhile."""
+    due = await app.now() + HOUR + timedelta(seconds=0.5)
+    games.run(*(game(number, due) for number in range(1, 5)))
+
+    async def is_due() -> bool:
+        return await app.now() > due - HOUR
+
+    await until(is_due)
+    moved = due - timedelta(minutes=1)
+    games.run(
+        "update games set note = 'y' where id = 1",
+        f"update games set starts_at = {at(moved)} where id = 2",
+        "update games set status = 'off' where id = 3",
+        "update games set status = 'scheduled' where id = 3",
+        "delete from games where id = 4",
+        game(4, due),
+    )
+    await settle(app)
+
+    found = {
+        number: [
+            (r.status.value, r.run_at) for r in await app.reminders.list(subject=f"games:{number}")
+        ]
+        for number in range(1, 5)
+    }
+    assert found[1] == [("armed", due - HOUR)]
+    # What was written when it was past is past.
+    for number in (2, 3, 4):
+        assert "armed" not in dict(found[number])
+
+
 async def test_a_row_that_stops_matching_is_completed_and_opens_again(
     app: Duetime, games: Table
 ) -> None:

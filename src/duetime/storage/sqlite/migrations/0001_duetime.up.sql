@@ -676,9 +676,20 @@ create view duetime_tracked_row as
 select '' as track, '' as ref, '' as row, '' as kind where false;
 create trigger duetime_tracked_row_change instead of insert on duetime_tracked_row
 begin
-    delete from duetime_tracked_change where ref = new.ref;
+    -- What came due since the first change is late, not past, unless this one says when it is due. Of a scope, that
+    -- is not known here.
+    update duetime_tracked_change
+    set track = new.track, row = new.row, kind = new.kind,
+        at = case when kind = 'scopes' and new.kind = 'scopes' then at
+                  when json_valid(row) and json_valid(new.row)
+                      and json_extract(row, '$.open') and json_extract(new.row, '$.open')
+                      and json_extract(row, '$.due') is json_extract(new.row, '$.due')
+                      and json_extract(row, '$.tz') is json_extract(new.row, '$.tz') then at
+                  else (select c.now from duetime_clock as c) end
+    where ref = new.ref;
     insert into duetime_tracked_change (ref, track, row, at, kind)
-    select new.ref, new.track, new.row, c.now, new.kind from duetime_clock as c;
+    select new.ref, new.track, new.row, c.now, new.kind from duetime_clock as c
+    where not exists (select 1 from duetime_tracked_change where ref = new.ref);
     update duetime_subject
     set rearm_at = (select min(coalesce(rearm_at, c.now), c.now) from duetime_clock as c)
     where ref = new.ref;
