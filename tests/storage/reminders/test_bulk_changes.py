@@ -327,6 +327,38 @@ async def test_a_large_statement_on_a_tracked_table_leaves_arming_to_workers(
     }
 
 
+async def test_a_statement_that_writes_many_scopes_leaves_their_subjects_to_workers(
+    app: Duetime, pg_url: str
+) -> None:
+    await run(pg_url, _TABLE.format(rows=1_200))
+    await run(
+        pg_url,
+        "update game set guild = id % 60; create table guild (id text primary key, minutes int[]);"
+        " insert into guild select n, '{45}' from generate_series(0, 59) as n",
+    )
+    await app.tables.put("guild", kind="scopes", id="id", remind="minutes")
+    await app.tables.put("game", id="id", due="starts", scope="guild:{guild}")
+    await arm_all(app)
+    jobs = await rearm_jobs(app, "pending")
+    soon = "update game set starts = now() + interval '30 minutes 30 seconds' where id = 59"
+    await run(pg_url, soon)
+    await run(pg_url, "update guild set minutes = '{30}'")
+    at_once = [
+        ref for ref, reminders in (await armed(pg_url)).items() if reminders[0][1] == "30m-before"
+    ]
+    requested = await rearm_jobs(app, "pending") - jobs
+    await arm_all(app)
+
+    # 500 at once, and what is due within the minute.
+    assert len(at_once) == 501
+    assert "game:59" in at_once
+    assert requested == 1
+    found = await armed(pg_url)
+    assert len(found) == 1_200
+    assert {reminder[1] for reminders in found.values() for reminder in reminders} == {"30m-before"}
+    assert (await left(pg_url), await changes(pg_url)) == (0, 0)
+
+
 async def test_a_reminder_of_a_row_that_moved_with_many_is_not_sent_though_nobody_follows(
     app: Duetime, pg_url: str
 ) -> None:

@@ -67,49 +67,83 @@ end $$;
 -- are armed at once: all, or those that are reminded of within the next minute. The others are left to workers.
 -- Returns how many there are, counted up to 200,000.
 create or replace function duetime.scope_changed(ref text) returns integer
+    language plpgsql as $$
+declare
+    change record;
+begin
+    select * into change from duetime._scope_changed(ref, 500);
+    if change.is_left then
+        perform duetime.request_rearm(duetime.now());
+    end if;
+    return change.total;
+end $$;
+
+-- As `scope_changed`, of some scopes. So few are armed at once as if they were one: a statement may write thousands of them.
+create or replace function duetime._scopes_changed(refs text[]) returns void
+    language plpgsql as $$
+declare
+    few integer := 500;
+    are_left boolean := false;
+    ref text;
+    change record;
+begin
+    foreach ref in array refs loop
+        select * into change from duetime._scope_changed(ref, few);
+        few := few - least(few, change.total);
+        are_left := are_left or change.is_left;
+    end loop;
+    if are_left then
+        perform duetime.request_rearm(duetime.now());
+    end if;
+end $$;
+
+-- `few`: if there are no more, all are armed at once. `is_left`: workers have to arm some.
+create or replace function duetime._scope_changed(
+    ref text, few integer, out total integer, out is_left boolean)
     language plpgsql set jit = off set enable_seqscan = off as $$
 declare
-    few constant integer := 500;
+    most_soon constant integer := 500;
     moment constant timestamptz := duetime.now();
     below constant text[] := duetime._scopes_below(ref);
     -- Else this transaction may not see all subjects that were put before it got the scope.
     sees_all constant boolean := current_setting('transaction_isolation') = 'read committed';
     number bigint;
-    total integer;
     ids bigint[];
 begin
     select count(*) into total
     from (select from duetime.subject as s
           where s.scope = any (below) and s.status = 'open' limit 200000) as n;
+    is_left := false;
     if total = 0 and sees_all then
-        return 0;
+        return;
     end if;
     -- The number is taken while the scope's row is ours: see `_changes_made`.
-    insert into duetime.bulk_change as c (scope, at) values (scope_changed.ref, moment)
+    insert into duetime.bulk_change as c (scope, at) values (_scope_changed.ref, moment)
     returning c.id into number;
     if total <= few then
         ids := array(select s.id from duetime.subject as s
                      where s.scope = any (below) and s.status = 'open');
     else
         ids := array(
-            select n.id from duetime._resolve_rules(scope_changed.ref) as r
+            select n.id from duetime._resolve_rules(_scope_changed.ref) as r
             cross join unnest(below) as b(ref)
             cross join lateral (
                 select s.id from duetime.subject as s
                 where s.scope = b.ref and s.status = 'open'
                   and s.due_at >= moment - r.offset_us * interval '1 microsecond'
                   and s.due_at < moment - r.offset_us * interval '1 microsecond' + interval '1 minute'
-                order by s.due_at limit few) as n
+                order by s.due_at limit most_soon) as n
             where r.at is null and r.wall_us is null and r.every_us is null
-            limit few);
+            limit most_soon);
     end if;
-    ids := duetime._rearm_outdated(ids, number, moment);
+    if total <= few or cardinality(ids) > 0 then
+        ids := duetime._rearm_outdated(ids, number, moment);
+    end if;
     if total <= few and cardinality(ids) = 0 and sees_all then
         delete from duetime.bulk_change as c where c.id = number;
     else
-        perform duetime.request_rearm(moment);
+        is_left := true;
     end if;
-    return total;
 end $$;
 
 -- The rules that hold in a scope.
@@ -189,12 +223,18 @@ begin
                 where n.level < 100
             ), outdated as materialized (
                 select s.id, s.scope, s.armed_under from duetime.subject as s where s.id = any (mine)
+            ), kind as materialized (
+                select distinct o.scope, o.armed_under from outdated as o
             ), first as materialized (
-                select o.scope, o.armed_under, min(c.at) as at
-                from (select distinct o.scope, o.armed_under from outdated as o) as o
-                join duetime.bulk_change as c on case when o.armed_under < 0 then c.id = -o.armed_under
-                    else c.id > o.armed_under
-                         and c.scope in (select n.ref from chain as n where n.scope = o.scope) end
+                select c.scope, c.armed_under, min(c.at) as at
+                from (select k.scope, k.armed_under, c.at from kind as k
+                      join duetime.bulk_change as c on c.id = -k.armed_under
+                      where k.armed_under < 0
+                      union all
+                      select k.scope, k.armed_under, c.at from kind as k
+                      join chain as n on n.scope = k.scope
+                      join duetime.bulk_change as c on c.scope = n.ref and c.id > k.armed_under
+                      where k.armed_under >= 0) as c(scope, armed_under, at)
                 group by 1, 2
             )
             select coalesce(f.at, as_of) as at, array_agg(o.id order by o.id)
@@ -329,7 +369,7 @@ begin
     end if;
 end $$;
 
--- Go on with a change: list the subjects below its scope, nearest first, or arm the next of them. Each call is
+-- Go on with changes: list the subjects below the scopes of some, nearest first, or arm the next of them. Each call is
 -- one transaction; others may do the same at the same time. Of several changes, the nearest subjects come first. What
 -- others have locked is tried again after all the rest. Returns how many were armed; -1 if others have locked them and
 -- nothing else is left; null if there is nothing to do.
@@ -341,12 +381,16 @@ declare
     again constant bigint := 1000000000;
     change duetime.bulk_change;
     part duetime.bulk_change_part;
+    listed bigint := 0;
+    has_listed boolean := false;
     below text[];
     left_over bigint[];
 begin
-    select * into change from duetime.bulk_change as c where c.total is null
-    order by c.id limit 1 for update skip locked;
-    if found then
+    -- One statement may change thousands of scopes, with a few subjects each.
+    while listed < most loop
+        select * into change from duetime.bulk_change as c where c.total is null
+        order by c.id limit 1 for update skip locked;
+        exit when not found;
         below := duetime._scopes_below(change.scope);
         with listed as (
             select n.id, n.place / most as place
@@ -359,7 +403,9 @@ begin
             returning cardinality(ids) as count
         )
         update duetime.bulk_change as c set total = (select coalesce(sum(k.count), 0) from kept as k)
-        where c.id = change.id;
+        where c.id = change.id returning listed + c.total, true into listed, has_listed;
+    end loop;
+    if has_listed then
         return 0;
     end if;
     select p.* into part from duetime.bulk_change_part as p

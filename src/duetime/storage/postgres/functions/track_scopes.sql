@@ -217,14 +217,3 @@ begin
           and s.parent is null and s.rules is null and not s.locked
         order by t.ref));
 end $$;
-
--- The rules that hold inside these scopes have changed, in this transaction.
-create or replace function duetime._scopes_changed(refs text[]) returns void
-    language plpgsql as $$
-declare
-    changed text;
-begin
-    foreach changed in array refs loop
-        perform duetime.scope_changed(changed);
-    end loop;
-end $$;
