@@ -652,6 +652,25 @@ async def test_copy_merge_and_truncate(app: Duetime, games: Table) -> None:
 
 
 @on_postgres
+async def test_a_partition_is_not_tracked_but_the_whole_table(app: Duetime, table: Table) -> None:
+    """Statements on the whole table do not call the triggers of a partition."""
+    await app.store()
+    table.run(
+        "create table visits (id bigint primary key, due timestamptz) partition by range (id)",
+        "create table visits_1 partition of visits for values from (1) to (100)",
+        "create table visits_2 partition of visits for values from (100) to (200)",
+    )
+    with pytest.raises(InvalidInput, match=r"is a partition of public\.visits"):
+        await app.tables.put("visits_1", id="id", due="due", remind=["-1h"])
+    await app.tables.put("visits", id="id", due="due", remind=["-1h"])
+    table.run(f"insert into visits values (1, {at(DUE)})")
+    table.run("update visits set id = 150")
+
+    assert await reminders(app, "visits:150") == [(-1.0, "armed")]
+    assert [one.track.name for one in await app.tables.list()] == ["visits"]
+
+
+@on_postgres
 async def test_our_own_tables_are_not_tracked(app: Duetime, table: Table) -> None:
     await app.store()
     found = table.ours(

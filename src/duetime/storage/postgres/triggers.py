@@ -63,9 +63,14 @@ class PostgresTriggers:
                 f"There is no table {table!r}. Write its name as in SQL, such as games or "
                 "sales.orders."
             )
-        [(name, schema, kind, owned, columns, keys)] = rows
+        [(name, schema, kind, owned, columns, keys, whole)] = rows
         if kind not in ("r", "p"):
             raise InvalidInput(f"{name} is not a table. Only tables can be tracked.")
+        if whole is not None:
+            raise InvalidInput(
+                f"{name} is a partition of {whole}. Its triggers would not see what is written "
+                f"through {whole}: track that table."
+            )
         # Its triggers would be called by what they cause.
         if schema == self._schema and name.rpartition(".")[2].strip('"') in OWN_TABLES:
             raise InvalidInput(f"{name} is one of Duetime's own tables and cannot be tracked.")

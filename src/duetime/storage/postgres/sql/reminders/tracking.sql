@@ -9,7 +9,8 @@ select set_config('lock_timeout', '500ms', true), set_config('search_path', 'pg_
     set_config('duetime.arm_later', coalesce(%s::json ->> 'arm_later', ''), true);
 
 -- name: track_table
--- A table, whether we may change it, its columns, and the sets of columns that are unique. If a
+-- A table, whether we may change it, its columns, the sets of columns that are unique, and the table that it is a
+-- partition of. If a
 -- role has the name of our schema, that is on its path: a table of the user's comes first.
 with found as (
     select coalesce(
@@ -36,7 +37,11 @@ select format('%%I.%%I', n.nspname, c.relname), quote_ident(n.nspname), c.relkin
                      and a.attnum = any ((i.indkey::int2[])[0 : i.indnkeyatts - 1])) as names
            from pg_index as i
            where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indimmediate
-             and i.indpred is null and 0 <> all (i.indkey::int2[])) as k)
+             and i.indpred is null and 0 <> all (i.indkey::int2[])) as k),
+    (select format('%%I.%%I', o.nspname, p.relname)
+     from pg_inherits as i join pg_class as p on p.oid = i.inhparent
+     join pg_namespace as o on o.oid = p.relnamespace
+     where i.inhrelid = c.oid and c.relispartition)
 from found as f
 join pg_class as c on c.oid = f.oid join pg_namespace as n on n.oid = c.relnamespace;
 
