@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from duetime import Duetime, Flow, Reminder, Sent
 from duetime.domain.jobs.job import JobState
 from duetime.errors import InvalidInput, StorageError
+from duetime.reminders.rearm import rearm_stale
 from duetime.settings import Settings
 from duetime.storage.access.pruning import prune_access
 from duetime.storage.migrations import downgrade, upgrade
@@ -299,6 +300,56 @@ async def test_a_worker_runs_jobs_schedules_and_reminders(granted: str) -> None:
 
     assert result == 8
     assert ran == []
+
+
+async def test_each_role_can_write_more_than_it_arms_itself(granted: str) -> None:
+    with (
+        login(granted, "clerk", "duetime_operator") as clerk,
+        login(granted, "shop", "duetime_tracker") as shop,
+        login(granted, "web") as web,
+        login(granted, "works", "duetime_worker") as works,
+    ):
+        with psycopg.connect(granted, autocommit=True) as owner:
+            owner.execute("create schema shop authorization shop")
+        with psycopg.connect(shop, autocommit=True) as connection:
+            connection.execute(
+                "create table shop.orders (id int primary key, at timestamptz, branch text);"
+                "create table shop.branch (id text primary key, minutes int[]);"
+                "insert into shop.branch values ('b', '{30}');"
+                "grant usage on schema shop to web;"
+                "grant select, insert, update on shop.orders, shop.branch to web"
+            )
+        owned = Duetime(shop)
+        await owned.tables.put("shop.branch", kind="scopes", id="id", remind="minutes")
+        await owned.tables.put("shop.orders", id="id", due="at", scope="branch:{branch}")
+        await owned.close()
+        with psycopg.connect(web, autocommit=True) as connection:
+            connection.execute(
+                "insert into shop.orders"
+                " select n, '2999-01-01Z', 'b' from generate_series(1, 5001) as n;"
+                "update shop.orders set at = at + interval '1 day';"
+                "update shop.branch set minutes = '{60}'"
+            )
+        operator = Duetime(clerk)
+        due = await operator.now() + timedelta(days=9)
+        define = operator.subjects.define
+        await operator.subjects.put_many(
+            define(f"s:{number}", due=due, remind=["-1h"]) for number in range(5001)
+        )
+        await operator.close()
+        worker = Duetime(works)
+        while await rearm_stale(worker) is not None:
+            pass
+        await worker.close()
+        with psycopg.connect(granted) as owner:
+            found = owner.execute(
+                "select split_part(s.ref, ':', 1), s.due_at - r.time, count(*)"
+                " from duetime.reminder as r join duetime.subject as s on s.id = r.subject_id"
+                " where r.status = 'armed' group by 1, 2 order by 1"
+            ).fetchall()
+
+    hour = timedelta(hours=1)
+    assert found == [("orders", hour, 5001), ("s", hour, 5001)]
 
 
 async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> None:
