@@ -116,6 +116,32 @@ async def test_what_comes_due_before_a_worker_follows_is_late_and_not_past(app: 
     assert statuses == ["armed"] * MANY
 
 
+async def test_what_came_due_before_a_subject_is_put_is_late_and_not_past(app: Duetime) -> None:
+    """Nobody has followed the change of its scope."""
+    due = await fill(app, ahead=timedelta(hours=1, seconds=3), remind=[])
+    await app.scopes.put("guild", remind=["-1h"])
+
+    async def passed() -> bool:
+        return await app.now() > due - timedelta(hours=1)
+
+    await until(passed)
+    rules = ["-1h", "-30m"]
+    define = app.subjects.define
+    await app.subjects.put_many(
+        define(f"game:{n}", due=due, scope="channel", remind=rules) for n in range(MANY - 1)
+    )
+    # One that is moved now to where its reminder is past, is past.
+    earlier = due - timedelta(minutes=1)
+    last = f"game:{MANY - 1}"
+    await app.subjects.put(last, due=earlier, scope="channel", remind=rules)
+    before = await armed(app)
+    assert await rearm_stale(app) is None
+
+    assert before == await armed(app) == ["-1h"] * (MANY - 1) + ["-30m"] * MANY
+    found = await app.reminders.list(subject=last)
+    assert (earlier, "skipped") in {(one.due_at, str(one.status)) for one in found}
+
+
 async def test_what_no_longer_holds_is_not_sent_though_nobody_follows(
     app: Duetime, backend: Backend
 ) -> None:

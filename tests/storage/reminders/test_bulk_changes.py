@@ -359,6 +359,36 @@ async def test_a_statement_that_writes_many_scopes_leaves_their_subjects_to_work
     assert (await left(pg_url), await changes(pg_url)) == (0, 0)
 
 
+async def test_what_came_due_before_a_row_is_written_again_is_late_and_not_past(
+    app: Duetime, pg_url: str
+) -> None:
+    await run(pg_url, _TABLE.format(rows=0))
+    await app.tables.put("game", id="id", due="starts", remind=["-1h"], scope="guild:{guild}")
+    in_two_minutes = "now() + interval '1 hour 2 minutes'"
+    await write_later(
+        pg_url,
+        f"insert into game select n, {in_two_minutes}, 'g' from generate_series(1, 3) as n",
+    )
+    waiting = await left(pg_url)
+    # As if the workers had been away for three minutes.
+    await run(pg_url, "update duetime.bulk_change set at = at - interval '3 minutes'")
+    await run(
+        pg_url,
+        "set session_replication_role = replica;"
+        "update game set starts = starts - interval '3 minutes';"
+        "update duetime.subject set due_at = due_at - interval '3 minutes'",
+    )
+    await run(pg_url, "update game set guild = 'h' where id = 1")
+    at_once = sorted(await armed(pg_url))
+    await write_later(pg_url, "update game set guild = 'h' where id = 2")
+    await run(pg_url, "update game set starts = starts - interval '1 second' where id = 3")
+    await arm_all(app)
+
+    assert waiting == 3
+    assert at_once == ["game:1"]
+    assert sorted(await armed(pg_url)) == ["game:1", "game:2"]
+
+
 async def test_a_reminder_of_a_row_that_moved_with_many_is_not_sent_though_nobody_follows(
     app: Duetime, pg_url: str
 ) -> None:

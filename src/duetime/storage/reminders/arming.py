@@ -108,6 +108,28 @@ class ArmingStatements:
         yield from self._rearm(subjects, why, as_of=as_of)
         return len(subjects)
 
+    def _rearm_late(
+        self, subjects: Sequence[Subject]
+    ) -> Generator[Statement, list[Row], Sequence[Subject]]:
+        """Arm those of locked subjects that are stale and were to be reminded of since, before they
+        are written: that is late, not past. Returns the subjects as they are then."""
+        stale = [subject for subject in subjects if subject.stale]
+        if not stale:
+            return subjects
+        if self._dialect.arms:
+            yield from self._dialect.run("rearm_late", [subject.id for subject in stale])
+        else:
+            marks = yield from self._dialect.run("tracked_marks", [s.ref for s in stale])
+            since = {row[0]: self._dialect.moment(row[1]) for row in marks}
+            now = yield from self._dialect.now()
+            scopes = yield from self._scopes(sorted({s.scope for s in stale if s.scope}))
+            late = {s.id: since[s.id] for s in stale if _came_due(s, scopes, since[s.id], now)}
+            if not late:
+                return subjects
+            yield from self._dialect.run("rearm_clear", list(late))
+            yield from self._revise(list(late), None, as_of=late)
+        return (yield from self._lock(ids=[subject.id for subject in subjects]))
+
     def _rearm(
         self,
         subjects: Sequence[Subject],
@@ -356,6 +378,18 @@ def _wanted(
                     place = (due, armed.rule.id, armed.time, recipient)
                     found[place] = (recipient, armed)
     return found
+
+
+def _came_due(
+    subject: Subject, scopes: Mapping[str, ScopeInfo], since: datetime, now: datetime
+) -> bool:
+    """Whether it was to be reminded of in between. True if that depends on its recipients."""
+    if subject.due_at is None:
+        return False
+    rules = rules_that_hold(subject, scopes)
+    return any(rule.zone == "recipient" for rule in rules) or any(
+        since <= armed.time <= now for armed in arm(rules, subject.due_at, subject.tz, since)
+    )
 
 
 def _due_times(

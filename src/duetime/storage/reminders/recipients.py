@@ -91,7 +91,8 @@ class RecipientStatements(ReminderStatements):
         while rows := (
             yield from self._dialect.run("recipient_subjects", {"ref": ref, "after": after})
         ):
-            subjects = yield from self._lock(ids=[row[0] for row in rows])
+            locked = yield from self._lock(ids=[row[0] for row in rows])
+            subjects = yield from self._rearm_late(locked)
             # A revision of its own: what comes back is armed again, beside what it was.
             yield from self._dialect.run("subject_revise", [subject.id for subject in subjects])
             for subject in subjects:

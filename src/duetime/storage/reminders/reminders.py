@@ -32,20 +32,29 @@ class ReminderStatements(ScopeStatements):
         change: int | None = None
         if self._dialect.arms and len(subjects) > _MANY:
             [(change,)] = yield from self._dialect.run("change_begin", {})
-        answer, moved = yield from self._store(subjects, actor, change)
+        answer, moved = yield from self._store(subjects, actor, change, rearm_late=True)
         yield from self._rearm_stored(moved, None, change=change)
         return answer
 
     def _store(
-        self, subjects: Sequence[Subject], actor: str, change: int | None = None
+        self,
+        subjects: Sequence[Subject],
+        actor: str,
+        change: int | None = None,
+        *,
+        rearm_late: bool = False,
     ) -> Generator[Statement, list[Row], tuple[dict[str, str], list[Subject]]]:
         """Store subjects; return the answer of `put`, and those whose reminders may differ now.
 
         All of them are locked, and have their ids and revisions. `change`: what they wait for.
+        `rearm_late`: of those that are stale, what came due is armed before.
         """
         refs = [subject.ref for subject in subjects]
         yield from self._check_scopes(subjects)
-        stored = {s.ref: s for s in (yield from self._lock(refs=refs))}
+        known_before: Sequence[Subject] = yield from self._lock(refs=refs)
+        if rearm_late:
+            known_before = yield from self._rearm_late(known_before)
+        stored = {s.ref: s for s in known_before}
         fresh = [subject for subject in subjects if subject.ref not in stored]
         answer: dict[str, str] = {}
         if fresh:

@@ -252,6 +252,45 @@ begin
                    and s.armed_under < change_id and (s.scope is not null or s.armed_under < 0));
 end $$;
 
+-- Arm those of the subjects that a change has not reached, and that were to be reminded of since then: before they are
+-- written again, since to what is written now that is past. Those that others have locked, or their scopes, stay as they are.
+create or replace function duetime._catch_up(ids bigint[]) returns void
+    language plpgsql as $$
+declare
+    since timestamptz;
+    last bigint;
+    changed text[];
+    waited bigint[];
+    late bigint[];
+begin
+    -- Who wrote many subjects has armed what is due within a minute itself.
+    select min(c.at), max(c.id), array_agg(distinct c.scope) filter (where c.scope is not null),
+        array_agg(-c.id) filter (where c.scope is null and c.at < duetime.now() - interval '1 minute')
+    into since, last, changed, waited from duetime.bulk_change as c;
+    if last is null then
+        return;
+    end if;
+    -- Few are below a scope that has changed; of the others, a glance is enough.
+    changed := array(
+        with recursive below as (
+            select unnest(changed) as ref
+            union
+            select s.ref from duetime.scope as s join below as b on s.parent = b.ref
+        )
+        select b.ref from below as b);
+    late := array(
+        select s.id from duetime.subject as s
+        where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.repeats is null
+          and (s.armed_under = any (waited)
+               or s.scope = any (changed) and duetime._is_outdated(s.scope, s.armed_under)));
+    if cardinality(late) > 0 then
+        late := array(select n.id from duetime._nearest(late, since) as n where n.next <= duetime.now());
+        if cardinality(late) > 0 then
+            perform duetime._rearm_outdated(late, last + 1, since);
+        end if;
+    end if;
+end $$;
+
 -- Arm subjects again, under the changes made so far.
 create or replace function duetime._rearm_under(
     ids bigint[], made bigint, why json, as_of timestamptz) returns void

@@ -261,12 +261,15 @@ begin
         -- One that another transaction has deleted while this one waited for it is made again.
         exit when not duetime._make_scopes(given_scopes, actor) and cardinality(moved_into) = 0;
     end loop;
+    perform from duetime.subject as s
+    where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
+    if exists (select from duetime.bulk_change) then
+        perform duetime._catch_up(array(select s.id from duetime.subject as s where s.ref = any (refs)));
+    end if;
     if duetime._arms_later(cardinality(refs)) then
         number := duetime._begin_change();
     end if;
     made := coalesce(-number, duetime._changes_made());
-    perform from duetime.subject as s
-    where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
 
     -- Some thousand at a time: what is joined and sorted of a hundred thousand would go to disk. In the order
     -- in which the subjects are stored.

@@ -95,6 +95,9 @@ update duetime.subject set rearm_at = null
 where id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 returning id, ref;
 
+-- name: rearm_late
+select duetime._catch_up(array(select value::bigint from json_array_elements_text(%s::json)));
+
 -- name: rearm_these
 select duetime.rearm(array(select value::bigint from json_array_elements_text(g.ids)), g.why)
 from json_to_record(%s::json) as g(ids json, why json);

@@ -105,7 +105,10 @@ where s.scope = any (duetime._scopes_below(g.ref)) and s.status = 'open';
 -- name: subject_lock
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
-    s.planned_until
+    s.planned_until, null,
+    -- A change may not have reached it yet.
+    s.status = 'open' and s.repeats is null and (s.armed_under < 0
+        or s.armed_under < (select max(c.id) from duetime.bulk_change as c where c.scope is not null))
 from duetime.subject as s cross join (select %s::json as doc) as i
 where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
    or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs')))

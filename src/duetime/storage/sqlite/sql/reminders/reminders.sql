@@ -133,7 +133,8 @@ where status = 'open' and scope in (select ref from below);
 -- name: subject_lock
 with input(doc) as (select ?)
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
-    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until
+    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until, null,
+    s.rearm_at <= (select json_extract(doc, '$.now') from input) and s.status = 'open' and s.repeats is null
 from duetime_subject as s
 where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e
                union
