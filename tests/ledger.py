@@ -72,6 +72,6 @@ def check(
             for pid, start, end in stood_still
         ):
             begun_again.append(line)
-    assert begun_again == []
+    assert not begun_again, f"{begun_again}; stood still: {stood_still}"
     assert set(effects) == {(run, step) for run in range(runs) for step in steps}
     return Counter(steps=len(effects), twice=sum(count > 1 for count in effects.values()))
