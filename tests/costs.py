@@ -42,6 +42,7 @@ select (select xact_commit from pg_stat_database where datname = current_databas
 def python_counted(costs: Costs) -> Iterator[None]:
     """Count the instructions that Python executes of our package: on this thread, and on those that
     are started within the block."""
+    # By thread: two of them cannot add to one number safely.
     executed = Counter[int]()
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:

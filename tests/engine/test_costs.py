@@ -115,7 +115,7 @@ class Case:
     few: int
     many: int
     postgres: Costs
-    """What each item may cost: a fifth more than was measured."""
+    """What each item may cost: a fifth more than was measured, or more if it depends on timing."""
     sqlite: Costs = field(default_factory=dict)
     prepare: Operation | None = None
     """Makes what it works on; that is not counted."""
